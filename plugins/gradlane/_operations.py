@@ -196,6 +196,11 @@ def undeclare(names: str | Iterable[str], *, timeout: float | None = None) -> No
 def barrier(name: str = "barrier", *, process_set: ProcessSet | None = None, timeout: float | None = None) -> None:
     """Wait until every worker, or every member of `process_set`, has called `barrier` with this name.
 
+    Args:
+        name: equal on all workers.
+        process_set: the workers that meet; None for all.
+        timeout: seconds, whatever happens. None takes the job's step timeout, which does not pass while a job that goes on
+            without lost workers waits for its coordinator, because only that can say who is lost.
     Raises:
         StallError: some workers did not come in time (they are named).
         InvalidArgumentError: this worker is not in `process_set`.

@@ -22,10 +22,16 @@ Exit codes:
   0      the job ended in order
   1      the job failed
   2      bad usage or settings; nothing was started
-  75     temporary: the coordinator is not reachable, or the job did not form in time
+  75     temporary: the coordinator is not reachable, or the job did not form in time, or SIGTERM has stopped
+         a coordinator with --resume, which left its job to the next one
   77     not permitted: the join string or certificate does not prove who this is
   128+n  ended by signal n
   `run` exits with the code of the first process that failed; 126 or 127 if it cannot be started";
+
+/// The exit code of a process that a signal ended.
+pub(crate) fn of_signal(signal: i32) -> i32 {
+    128 + signal
+}
 
 /// The exit code for an error.
 pub(crate) fn code(error: &Error) -> i32 {

@@ -20,6 +20,7 @@ use gradlane_core::Result;
 use gradlane_core::config::Launcher;
 use gradlane_core::config::{Config, Origin};
 use gradlane_core::engine::Engine;
+use gradlane_core::types::StoreAsk;
 use gradlane_server::launch::entering::Found;
 use gradlane_tests::{cluster, device_actor, feedback, rounds, steps};
 
@@ -90,6 +91,12 @@ fn obey(engine: &Engine) -> Result<i32> {
                     say(&format!("sum {:08x}", crc32c::crc32c(&bytes)));
                 })
             }
+            ["barrier", name] => engine.arrive(name, None).wait(None),
+            ["add", key] => {
+                let ask = StoreAsk::Add { key: key.to_owned(), amount: 1 };
+                engine.ask_store(ask, None).map(|answer| say(&format!("{answer:?}")))
+            }
+            ["undeclare", name] => engine.undeclare(&[name.to_owned()], None),
             ["barrier", name, timeout] => engine.arrive(name, Some(milliseconds(timeout))).wait(None),
             ["shutdown", grace] => engine.shutdown(milliseconds(grace)),
             _ => panic!("{line:?} is no order"),

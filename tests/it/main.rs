@@ -49,6 +49,7 @@ mod shapes;
 mod sim;
 mod site;
 mod skips;
+mod stepping_down;
 mod stuck;
 mod supply_chain;
 mod takings;

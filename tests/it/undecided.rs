@@ -10,7 +10,8 @@ matrix! {
     [over_shm, over_quic]:
         a_step_waits_longer_than_the_step_timeout_while_nobody_can_say_who_is_lost;
     [over_quic]:
-        a_step_waits_longer_than_the_step_timeout_while_the_coordinator_decides;
+        a_step_waits_longer_than_the_step_timeout_while_the_coordinator_decides,
+        calls_wait_longer_than_the_step_timeout_for_a_coordinator_that_is_started_again;
 }
 
 fn a_step_waits_longer_than_the_step_timeout_while_nobody_can_say_who_is_lost(over: Over) {
@@ -83,4 +84,47 @@ fn a_step_waits_longer_than_the_step_timeout_while_the_coordinator_decides(over:
     // Nobody sees its end, so only its silence shows it.
     job.puppets[2].signal("KILL");
     [0, 1].into_iter().for_each(|rank: usize| assert_eq!(job.puppets[rank].line(), "sum of [0, 1]"));
+}
+
+fn calls_wait_longer_than_the_step_timeout_for_a_coordinator_that_is_started_again(over: Over) {
+    let home = tempfile::tempdir().unwrap();
+    let settings = &[
+        ("on_worker_loss", "continue"),
+        ("stall_warn", "200ms"),
+        ("step_timeout", "500ms"),
+        ("suspect_timeout", "200ms"),
+        ("dead_timeout", "400ms"),
+        ("control_lost_timeout", "1h"),
+    ];
+    let start = |bind: &str| {
+        let settings = [&settings[..], &[("resume", "true")]].concat();
+        coordinator_at(home.path(), bind, 4, 1, &settings)
+    };
+    let (mut coordinator, join) = start("127.0.0.1:0");
+    let mut server = server(over, &join, 0, settings);
+    let mut workers = [0, 1, 2, 3].map(|rank| worker(over, &["puppet"], &join, Some(rank), 4, settings));
+    for (rank, worker) in workers.iter_mut().enumerate() {
+        assert_eq!(worker.line(), format!("joined {rank}"));
+        worker.order("sum weight 0");
+    }
+    workers.iter_mut().for_each(|worker| assert_eq!(worker.line(), "ok"));
+    coordinator.signal("KILL");
+    coordinator.end();
+    workers[0].order("barrier epoch");
+    workers[1].order("add number");
+    workers[2].order("undeclare weight");
+    // The bounds of all of them, with which the engine's own threads would be called stuck, are over by then.
+    workers[3].order("barrier alone 16000");
+    let late = workers[3].line();
+    assert!(late.starts_with("failed DeadlineExceeded "), "a time that was named passes: {late}");
+    let (mut coordinator, _) = start(&join.address);
+    [1, 2, 3].into_iter().for_each(|rank: usize| workers[rank].order("barrier epoch"));
+    let added = workers[1].line();
+    assert_eq!(added, "Number(1)");
+    for rank in [1, 2, 0, 1, 2, 3] {
+        assert_eq!(workers[rank].line(), "ok", "worker {rank}");
+    }
+    workers.iter_mut().for_each(|worker| worker.order("shutdown 10000"));
+    workers.iter_mut().for_each(|worker| assert_eq!(worker.line(), "ok"));
+    assert_eq!((server.end().code, coordinator.end().code), (Some(0), Some(0)));
 }

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import re
 import signal
 import time
@@ -107,11 +108,16 @@ def test_pods_of_an_elastic_job_are_drained_killed_and_started_again_while_it_tr
         first.end(30)  # its address is free when all processes of the pod have ended
         second = start(deciding, 0)
         until(worker=3, server=2)
+        os.kill(second.pid, signal.SIGTERM)  # Kubernetes sends it to the first process of a container alone
+        ended = second.end(30)
+        assert ended.code == 75 and "--resume continues its job" in ended.output, ended.output
+        third = start(deciding, 0)
+        until(worker=3, server=2)
         serve.append(start(serving, 2))
         train.append(start(training, 4, **pid_file(4)))
         until(worker=4, server=3)
         for index in (0, 1, 2, 4):
             drain(index)
-        ended = [pod.end(60) for pod in (*train, *serve, second)]
+        ended = [pod.end(60) for pod in (*train, *serve, third)]
         assert [pod.code for pod in ended] == [0] * len(ended), "\n".join(pod.output for pod in ended)
     assert api.refused == []

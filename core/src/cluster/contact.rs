@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::config::Config;
+use crate::config::{ANSWER_MARGIN, Config};
 use crate::types::Time;
 
 /// The patience of a process with missing members, in a job that goes on without lost ones.
@@ -66,6 +66,54 @@ impl Contact {
     }
 }
 
+/// How long a request to the coordinator may take.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Patience {
+    /// The caller has named this time. It is a promise, which passes whatever happens.
+    Named(Duration),
+    /// The job's own time. It does not pass while the coordinator is out of contact; see [`Contact::patient_until`].
+    Usual(Duration),
+}
+
+impl Patience {
+    /// The time that the caller has named, or else the usual one.
+    pub fn of(named: Option<Duration>, usual: Duration) -> Self {
+        named.map_or(Self::Usual(usual), Self::Named)
+    }
+
+    /// How long it is while the coordinator is in contact.
+    pub fn length(self) -> Duration {
+        let (Self::Named(length) | Self::Usual(length)) = self;
+        length
+    }
+}
+
+/// When a request ends that has no answer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Due {
+    at: Time,
+    is_named: bool,
+}
+
+impl Due {
+    /// Of a request that is made at `now`.
+    pub(super) fn new(now: Time, patience: Patience) -> Self {
+        Self { at: now + patience.length(), is_named: matches!(patience, Patience::Named(_)) }
+    }
+
+    /// When it is, in a process that is patient until then.
+    pub(super) fn at(self, patient_until: Time) -> Time {
+        if self.is_named { self.at } else { self.at.max(patient_until) }
+    }
+
+    /// When the process gives the answer up, which may be on its way. If the time was not named, the coordinator may also have been lost just
+    /// before, which only its silence shows.
+    pub(super) fn given_up_at(self, patient_until: Time, silence_max: Duration) -> Time {
+        let silence = if self.is_named { Duration::ZERO } else { silence_max };
+        self.at(patient_until) + ANSWER_MARGIN.max(silence)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -82,6 +130,16 @@ mod tests {
         assert_eq!(contact.patient_until(), at(130));
         contact.handle(at(500), true);
         assert_eq!(contact.patient_until(), at(500 + 60 + 10), "the former trouble is over");
+    }
+
+    #[test]
+    fn a_time_that_a_caller_has_named_passes_without_a_coordinator_and_the_usual_one_does_not() {
+        let due = |patience| Due::new(at(1), patience);
+        assert_eq!(due(Patience::of(Some(SECOND * 5), SECOND * 9)).at(at(70)), at(6));
+        assert_eq!(due(Patience::of(None, SECOND * 9)).at(at(70)), at(70));
+        assert_eq!(due(Patience::of(None, SECOND * 9)).at(at(0)), at(10));
+        assert_eq!(due(Patience::Named(SECOND)).given_up_at(at(70), SECOND * 9), at(2) + ANSWER_MARGIN);
+        assert_eq!(due(Patience::Usual(SECOND)).given_up_at(at(70), SECOND * 9), at(70 + 9));
     }
 
     #[test]

@@ -11,6 +11,7 @@ use crate::types::{self, Holdings, Phase, Process, Role, StepReport, TensorSpec,
 use crate::wire::Frame;
 use crate::wire::frame::{Join, Progress};
 
+use super::contact::{Contact, Patience};
 use super::declarations::Answered;
 use super::line::{Due, Line};
 use super::requests::{Requests, left};
@@ -47,6 +48,8 @@ pub struct Member {
     asked_status: bool,
     /// Whether its process was told that the coordinator is out of contact.
     is_lost: bool,
+    /// Until when its usual waits do not pass. `None` in a job that ends with a loss.
+    contact: Option<Contact>,
     /// How often in a row this process could not begin to connect.
     local_failures: u32,
     /// What this worker said last of its steps.
@@ -97,6 +100,7 @@ impl Member {
             steps: None,
             holdings: None,
             is_lost: false,
+            contact: config.contact.map(Contact::new),
             local_failures: 0,
             commands: VecDeque::from([MemberCommand::Dial]),
             config,
@@ -110,7 +114,7 @@ impl Member {
 
     /// When to call [`Member::handle_timeout`] if nothing happens before. `None` once the membership ended.
     pub fn poll_timeout(&self) -> Option<Time> {
-        let due = [self.patience_ends(), self.line.poll_timeout(), self.requests.poll_timeout(), self.says_why_at()];
+        let due = [self.patience_ends(), self.line.poll_timeout(), self.requests_end(), self.says_why_at()];
         due.into_iter().flatten().min()
     }
 
@@ -215,9 +219,6 @@ impl Member {
             return self.fail(error);
         }
         self.say_why(now);
-        for event in self.requests.expire(now) {
-            self.tell(event);
-        }
         match self.line.take_due(now) {
             Some(Due::Dial) => {
                 self.note_contact(now);
@@ -229,6 +230,8 @@ impl Member {
             }
             None => {}
         }
+        // Only now, because nothing fails of a coordinator that was just found to be out of contact.
+        self.expire_requests(now);
     }
 
     /// Sets the latest work of this process, for the next heartbeat.
@@ -260,10 +263,10 @@ impl Member {
     }
 
     /// Arrives at the barrier `name`. Ends in [`MemberEvent::BarrierDone`] with the returned number: when all workers have arrived, or with
-    /// an error, at the latest shortly after `timeout`.
-    pub fn barrier(&mut self, now: Time, name: String, timeout: Duration) -> u64 {
+    /// an error, at the latest shortly after `patience`.
+    pub fn barrier(&mut self, now: Time, name: String, patience: Patience) -> u64 {
         let request = self.requests.number();
-        let asked = self.may_ask().and_then(|()| self.requests.barrier(now, request, name, timeout));
+        let asked = self.may_ask().and_then(|()| self.requests.barrier(now, request, name, patience));
         match asked {
             Ok(frame) => self.ask(frame),
             Err(error) => self.tell(MemberEvent::BarrierDone { request, outcome: Err(error) }),
@@ -363,7 +366,7 @@ impl Member {
         }
         if self.line.welcome() {
             self.note_contact(now);
-            for frame in self.requests.frames(now) {
+            for frame in self.requests.frames(now, self.patient_until()) {
                 self.send(frame);
             }
             self.steps.into_iter().for_each(|report| self.send(Frame::Steps(report)));

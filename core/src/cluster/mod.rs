@@ -7,7 +7,9 @@
 use std::time::Duration;
 
 use crate::error::{Error, Result};
-use crate::types::{Epoch, PartLayout, Passage, Process, StoreAnswer, SumId, TensorKey, Time, View, WorkersKey};
+use crate::types::{
+    Defect, Epoch, PartLayout, Passage, Process, StoreAnswer, SumId, TensorKey, Time, View, WorkersKey,
+};
 use crate::wire::Frame;
 use crate::wire::frame::{Hold, Stall};
 use crate::wire::limits::NAME_BYTES_MAX;
@@ -21,7 +23,7 @@ mod requests;
 mod steps;
 mod store_requests;
 
-pub use contact::{Contact, ContactTerms};
+pub use contact::{Contact, ContactTerms, Patience};
 pub use entries::Entries;
 pub use member::Member;
 pub use steps::{Begin, Steps, left_at};
@@ -50,12 +52,16 @@ pub struct MemberConfig {
     pub join_timeout: Duration,
     /// How long a formed job goes on without a frame from the coordinator.
     pub control_lost_timeout: Duration,
+    /// How patient it is without a coordinator, in a job that goes on without lost workers.
+    pub contact: Option<ContactTerms>,
     /// How long it goes on if another coordinator answers in the place of its own: by then its own would have given it up, if it lived.
     pub replaced_timeout: Duration,
     /// The pause before the second attempt to connect. It doubles with each failure.
     pub redial_min: Duration,
     /// The longest pause between two attempts.
     pub redial_max: Duration,
+    /// A defect to plant, in tests.
+    pub defect: Option<Defect>,
 }
 
 /// A command of a [`Member`] for its driver. The driver carries them out in order.

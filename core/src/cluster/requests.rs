@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::config::ANSWER_MARGIN;
 use crate::error::{Error, Result};
 use crate::types::{PartLayout, StoreAnswer, StoreAsk, TensorSpec, Time};
 use crate::wire::{Frame, limits};
 
 use super::MemberEvent;
+use super::contact::{Due, Patience};
 use super::declarations::{Answered, Declarations};
 use super::store_requests::StoreRequests;
 
@@ -27,7 +27,7 @@ pub(super) struct Requests {
 struct Barrier {
     name: String,
     asked: Time,
-    until: Time,
+    due: Due,
 }
 
 impl Requests {
@@ -53,7 +53,7 @@ impl Requests {
     ///
     /// # Errors
     /// If the name cannot be sent, or if there are more barriers than the coordinator remembers answers for.
-    pub(super) fn barrier(&mut self, now: Time, request: u64, name: String, timeout: Duration) -> Result<Frame> {
+    pub(super) fn barrier(&mut self, now: Time, request: u64, name: String, patience: Patience) -> Result<Frame> {
         limits::check_name("a barrier", &name)?;
         if self.barriers.len() >= limits::BARRIERS_MAX {
             return Err(Error::Exhausted {
@@ -62,25 +62,29 @@ impl Requests {
                 hint: "wait for some before arriving at others".to_owned(),
             });
         }
-        let barrier = Barrier { name, asked: now, until: now + timeout };
-        let frame = barrier.frame(now, request);
+        let barrier = Barrier { name, asked: now, due: Due::new(now, patience) };
+        let frame = barrier.frame(now, request, Time::ZERO);
         self.barriers.insert(request, barrier);
         Ok(frame)
     }
 
     /// Keeps a request to the store until it is answered. See [`StoreRequests::ask`].
-    pub(super) fn ask_store(&mut self, now: Time, request: u64, ask: StoreAsk, patience: Duration) -> Result<Frame> {
+    pub(super) fn ask_store(&mut self, now: Time, request: u64, ask: StoreAsk, patience: Patience) -> Result<Frame> {
         self.store.ask(now, request, ask, patience)
     }
 
-    /// The frames of all unanswered requests, each with its remaining time.
-    pub(super) fn frames(&self, now: Time) -> Vec<Frame> {
-        let barriers = self.barriers.iter().map(|(request, barrier)| barrier.frame(now, *request));
+    /// The frames of all unanswered requests, each with its remaining time, in a process that is patient until then.
+    pub(super) fn frames(&self, now: Time, patient_until: Time) -> Vec<Frame> {
+        let barriers = self.barriers.iter().map(|(request, barrier)| barrier.frame(now, *request, patient_until));
         // These go first: no declaration that was made before one of them, of the same name, is unanswered.
         let undeclare =
             |(request, names): (&u64, &Vec<String>)| Frame::Undeclare { request: *request, names: names.clone() };
         let undeclared = self.undeclared.iter().map(undeclare);
-        undeclared.chain(self.declarations.frames()).chain(barriers).chain(self.store.frames(now)).collect()
+        undeclared
+            .chain(self.declarations.frames())
+            .chain(barriers)
+            .chain(self.store.frames(now, patient_until))
+            .collect()
     }
 
     /// Takes the answer to a frame of declarations. Does nothing if they were given up before.
@@ -129,10 +133,12 @@ impl Requests {
         }
     }
 
-    /// Gives up the barriers, and the requests to the store, whose timeout passed so long ago that the coordinator's answer should have come.
-    pub(super) fn expire(&mut self, now: Time) -> Vec<MemberEvent> {
+    /// Gives up the barriers, and the requests to the store, whose time passed so long ago that the coordinator's answer should have come; see
+    /// [`Due::given_up_at`].
+    pub(super) fn expire(&mut self, now: Time, patient_until: Time, silence_max: Duration) -> Vec<MemberEvent> {
         let barriers = std::mem::take(&mut self.barriers);
-        let (late, waiting) = barriers.into_iter().partition(|(_, barrier)| barrier.give_up_at() <= now);
+        let (late, waiting) =
+            barriers.into_iter().partition(|(_, barrier)| barrier.due.given_up_at(patient_until, silence_max) <= now);
         self.barriers = waiting;
         let given_up = late.into_iter().map(|(request, barrier): (u64, Barrier)| MemberEvent::BarrierDone {
             request,
@@ -141,7 +147,7 @@ impl Requests {
                 waited: now.since(barrier.asked),
             }),
         });
-        given_up.chain(self.store.expire(now)).collect()
+        given_up.chain(self.store.expire(now, patient_until, silence_max)).collect()
     }
 
     /// Ends everything with `error`.
@@ -157,9 +163,9 @@ impl Requests {
     }
 
     /// When to call [`Requests::expire`].
-    pub(super) fn poll_timeout(&self) -> Option<Time> {
-        let barriers = self.barriers.values().map(Barrier::give_up_at).min();
-        [barriers, self.store.poll_timeout()].into_iter().flatten().min()
+    pub(super) fn poll_timeout(&self, patient_until: Time, silence_max: Duration) -> Option<Time> {
+        let barriers = self.barriers.values().map(|barrier| barrier.due);
+        barriers.chain(self.store.dues()).map(|due| due.given_up_at(patient_until, silence_max)).min()
     }
 
     fn check_given_up(&self, request: u64) -> std::result::Result<Answered, String> {
@@ -175,12 +181,8 @@ impl Requests {
 }
 
 impl Barrier {
-    fn frame(&self, now: Time, request: u64) -> Frame {
-        Frame::Barrier { request, name: self.name.clone(), timeout: self.until.since(now) }
-    }
-
-    fn give_up_at(&self) -> Time {
-        self.until + ANSWER_MARGIN
+    fn frame(&self, now: Time, request: u64, patient_until: Time) -> Frame {
+        Frame::Barrier { request, name: self.name.clone(), timeout: self.due.at(patient_until).since(now) }
     }
 }
 

@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::config::ANSWER_MARGIN;
 use crate::error::{Error, Result};
 use crate::types::{StoreAnswer, StoreAsk, Time};
 use crate::wire::{Frame, limits};
 
 use super::MemberEvent;
+use super::contact::{Due, Patience};
 
 /// Unanswered requests by number.
 #[derive(Default, Debug)]
@@ -18,7 +18,7 @@ pub(super) struct StoreRequests(BTreeMap<u64, Asked>);
 struct Asked {
     ask: StoreAsk,
     asked: Time,
-    until: Time,
+    due: Due,
 }
 
 impl StoreRequests {
@@ -28,7 +28,7 @@ impl StoreRequests {
     /// # Errors
     /// As [`limits::check_store_ask`]; [`Error::Exhausted`] if there are more changes than the coordinator remembers answers for, or more
     /// requests than a job may have.
-    pub(super) fn ask(&mut self, now: Time, request: u64, ask: StoreAsk, patience: Duration) -> Result<Frame> {
+    pub(super) fn ask(&mut self, now: Time, request: u64, ask: StoreAsk, patience: Patience) -> Result<Frame> {
         limits::check_store_ask(&ask)?;
         let changes = || self.0.values().filter(|asked| asked.ask.is_change()).count();
         if ask.is_change() && changes() >= limits::STORE_CHANGES_MAX {
@@ -37,15 +37,16 @@ impl StoreRequests {
         if self.0.len() >= limits::STORE_WAITS_MAX {
             return Err(exhausted("requests of one worker to the store at once", limits::STORE_WAITS_MAX));
         }
-        let asked = Asked { ask, asked: now, until: now + patience };
-        let frame = asked.frame(now, request);
+        let asked = Asked { ask, asked: now, due: Due::new(now, patience) };
+        let frame = asked.frame(now, request, Time::ZERO);
         self.0.insert(request, asked);
         Ok(frame)
     }
 
-    /// The frames of all unanswered requests, to be sent again, in the order in which they were asked.
-    pub(super) fn frames(&self, now: Time) -> impl Iterator<Item = Frame> {
-        self.0.iter().map(move |(request, asked)| asked.frame(now, *request))
+    /// The frames of all unanswered requests, to be sent again, in the order in which they were asked, by a process that is patient until
+    /// then.
+    pub(super) fn frames(&self, now: Time, patient_until: Time) -> impl Iterator<Item = Frame> {
+        self.0.iter().map(move |(request, asked)| asked.frame(now, *request, patient_until))
     }
 
     /// Whether this request has no answer.
@@ -69,10 +70,11 @@ impl StoreRequests {
         Some(Ok(MemberEvent::StoreDone { request, outcome }))
     }
 
-    /// Gives up the requests whose time passed so long ago that the coordinator's answer should have come.
-    pub(super) fn expire(&mut self, now: Time) -> Vec<MemberEvent> {
+    /// Gives up the requests whose time passed so long ago that the coordinator's answer should have come; see [`Due::given_up_at`].
+    pub(super) fn expire(&mut self, now: Time, patient_until: Time, silence_max: Duration) -> Vec<MemberEvent> {
         let all = std::mem::take(&mut self.0).into_iter();
-        let (late, waiting): (BTreeMap<_, _>, _) = all.partition(|(_, asked)| asked.give_up_at() <= now);
+        let (late, waiting): (BTreeMap<_, _>, _) =
+            all.partition(|(_, asked)| asked.due.given_up_at(patient_until, silence_max) <= now);
         self.0 = waiting;
         let given_up = late.into_iter().map(|(request, Asked { ask, asked, .. })| {
             let key = ask.key();
@@ -87,24 +89,20 @@ impl StoreRequests {
         std::mem::take(&mut self.0).into_keys()
     }
 
-    /// When to call [`StoreRequests::expire`].
-    pub(super) fn poll_timeout(&self) -> Option<Time> {
-        self.0.values().map(Asked::give_up_at).min()
+    /// When each request ends that has no answer.
+    pub(super) fn dues(&self) -> impl Iterator<Item = Due> {
+        self.0.values().map(|asked| asked.due)
     }
 }
 
 impl Asked {
     /// A read that waits has as much time as is left.
-    fn frame(&self, now: Time, request: u64) -> Frame {
+    fn frame(&self, now: Time, request: u64, patient_until: Time) -> Frame {
         let mut ask = self.ask.clone();
         if let StoreAsk::Get { wait: Some(wait), .. } = &mut ask {
-            *wait = self.until.since(now);
+            *wait = self.due.at(patient_until).since(now);
         }
         Frame::Store { request, ask }
-    }
-
-    fn give_up_at(&self) -> Time {
-        self.until + ANSWER_MARGIN
     }
 }
 

@@ -161,7 +161,7 @@ knobs! {
         state_dir: Optional<Path> = "~/.gradlane";
         /// How long the certificate of a process is good; renewed at two thirds of it while the process runs. Set it at the coordinator.
         certificate_lifetime: TimeSpan = "24 h" in "2 s" to "720 h";
-        /// A coordinator goes on with the job of its last start, of which it did not see the end, with the same members, join string and certificates; else every start has new ones. It finds them in `state_dir`, and members dial it where it was.
+        /// A coordinator goes on with the job of its last start, of which it did not see the end, with the same members, join string and certificates; else every start has new ones. It finds them in `state_dir`, and members dial it where it was. SIGTERM then stops it without ending its job; SIGINT ends the job.
         resume: Flag = "false";
     }
     "Place" {

@@ -73,24 +73,12 @@ impl Engine {
         })
     }
 
-    /// Waits until the coordinator has said something, at most for `patience`. While it is out of contact, and for a while after it is back,
-    /// that has not passed.
+    /// Waits until the coordinator has said something, at most for `patience`; see [`wait_patiently`](Self::wait_patiently).
     fn wait_at_boundary(&self, patience: Duration) -> Result<()> {
-        let (mut left, mut waited) = (patience, Duration::ZERO);
-        while !self.shared.boundary.wait(left) {
-            (waited, left) = (waited + left, self.patience_left());
-            if left.is_zero() {
-                let what = "the boundary behind a step: waiting for the coordinator and the other workers".to_owned();
-                return Err(Error::Timeout { what, waited });
-            }
-        }
-        Ok(())
-    }
-
-    /// How long nothing fails because it has waited too long for others.
-    fn patience_left(&self) -> Duration {
-        let now = self.shared.clock.now();
-        self.shared.look(|state| state.worker.patient_until().since(now))
+        self.wait_patiently(patience, |left| self.shared.boundary.wait(left).then_some(())).map_err(|waited| {
+            let what = "the boundary behind a step: waiting for the coordinator and the other workers".to_owned();
+            Error::Timeout { what, waited }
+        })
     }
 
     /// The loop over the steps has ended, so that no boundary waits for this worker. It may begin steps again later.

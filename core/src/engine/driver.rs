@@ -401,7 +401,7 @@ impl Engine {
     }
 
     /// Enters the barrier `name`. The handle resolves once all workers have entered it, at the latest after `timeout`, or the job's step
-    /// timeout.
+    /// timeout, which does not pass while a coordinator is out of contact that has to say who is lost.
     ///
     /// The handle's error is an [`Error::Timeout`](crate::Error::Timeout) that names the ranks that did not come, or the cause if the job ended.
     pub fn arrive(&self, name: &str, timeout: Option<Duration>) -> Handle {
@@ -409,13 +409,12 @@ impl Engine {
         if let Some(error) = self.shared.look(|state| state.worker.ended().cloned()) {
             return Handle::resolved(id, Err(error));
         }
-        let timeout = timeout.unwrap_or(self.config.step_timeout);
-        let bound = self.config.bounds().barrier(timeout);
-        let limit = Limit::new(self.shared.clock, bound, "barrier", name);
-        let (handle, done) = Handle::new(id, None, Arc::default(), |_| {});
+        let patience = self.patience(timeout);
+        let (limit, backend) = self.limit_of_request(patience, "barrier", name);
+        let (handle, done) = Handle::new(id, backend, Arc::default(), |_| {});
         // If the engine is shut down, the token is dropped, which reports an error.
         if let Some(membership) = &*locked(&self.shared.membership) {
-            membership.barrier(name.to_owned(), timeout, done);
+            membership.barrier(name.to_owned(), patience, done);
         }
         handle.limited(limit)
     }

@@ -63,6 +63,7 @@ mod feedback;
 mod local;
 mod local_finite;
 mod names;
+mod patience;
 mod store;
 
 pub use asked::{ParameterUse, Submission};

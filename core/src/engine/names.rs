@@ -14,7 +14,7 @@ impl Engine {
     ///
     /// # Errors
     /// [`Error::Mismatch`] if another worker declared one of the names differently; [`Error::Timeout`] if there is no answer within `timeout`,
-    /// or else within the step timeout and the time after which a peer is lost.
+    /// or else within the step timeout and the time after which a peer is lost, which do not pass while the coordinator is out of contact.
     pub fn declare(&self, tensors: Vec<TensorSpec>, fuse: bool, timeout: Option<Duration>) -> Result<()> {
         let what = tensors.first().map_or_else(String::new, |first| {
             format!(
@@ -54,12 +54,17 @@ impl Engine {
         self.wait_for_answer(&handle, timeout, "undeclaring names")
     }
 
-    /// Waits for the answer to a request of this process, at most for `timeout`, or for as long as any call may wait.
+    /// Waits for the answer to a request of this process, at most for `timeout`, or for as long as any call may wait; see
+    /// [`wait_patiently`](Self::wait_patiently).
     fn wait_for_answer(&self, handle: &Handle, timeout: Option<Duration>, what: &str) -> Result<()> {
-        let patience = timeout.unwrap_or_else(|| self.config.bounds().call);
-        match handle.wait(Some(patience)) {
-            Err(Error::StillRunning { waited, .. }) => Err(Error::Timeout { what: what.to_owned(), waited }),
-            outcome => outcome,
-        }
+        let waited_for = |patience| match handle.wait(Some(patience)) {
+            Err(Error::StillRunning { .. }) => None,
+            outcome => Some(outcome),
+        };
+        let answer = match timeout {
+            Some(timeout) => waited_for(timeout).ok_or(timeout),
+            None => self.wait_patiently(self.config.bounds().call, waited_for),
+        };
+        answer.unwrap_or_else(|waited| Err(Error::Timeout { what: what.to_owned(), waited }))
     }
 }

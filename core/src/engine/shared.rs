@@ -189,6 +189,12 @@ impl Shared {
         Liveness::Works { ask_in: DEVICE_LOOK }
     }
 
+    /// How long nothing fails because it has waited too long for others; `None` if a thread keeps the lock.
+    pub(super) fn patience_left(&self) -> Option<Duration> {
+        let now = self.clock.now();
+        self.try_state().map(|state| state.worker.patient_until().since(now))
+    }
+
     /// Whether the engine works at the submissions that have not ended.
     pub(super) fn works(&self) -> Liveness {
         self.liveness(0..u64::MAX)

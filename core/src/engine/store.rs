@@ -5,13 +5,13 @@ use std::time::Duration;
 
 use super::driver::{Engine, locked};
 use super::handle::Handle;
-use super::limit::Limit;
 use crate::error::Result;
 use crate::types::{Done, StoreAnswer, StoreAsk};
 
 impl Engine {
     /// Asks the store of the job, which the coordinator keeps for as long as it lives, and waits for the answer. A read that waits for its
-    /// key, and any wait for a coordinator that does not answer, end after `timeout`, or the job's step timeout.
+    /// key, and any wait for a coordinator that does not answer, end after `timeout`, or the job's step timeout. The latter does
+    /// not pass while a coordinator is out of contact that has to say who is lost.
     ///
     /// # Errors
     /// As [`Entries::ask`](crate::cluster::Entries::ask); [`Error::Timeout`](crate::Error::Timeout) if nobody has put the key in time, or
@@ -21,10 +21,9 @@ impl Engine {
         if let Some(error) = self.shared.look(|state| state.worker.ended().cloned()) {
             return Err(error);
         }
-        let timeout = timeout.unwrap_or(self.config.step_timeout);
-        let bound = self.config.bounds().barrier(timeout);
-        let limit = Limit::new(self.shared.clock, bound, "key", ask.key());
-        let (handle, done) = Handle::new(0, None, Arc::default(), |_| {});
+        let patience = self.patience(timeout);
+        let (limit, backend) = self.limit_of_request(patience, "key", ask.key());
+        let (handle, done) = Handle::new(0, backend, Arc::default(), |_| {});
         let answer = Arc::new(Mutex::new(None));
         let there = Arc::clone(&answer);
         let answered = Done::new(move |outcome: Result<StoreAnswer>| {
@@ -32,7 +31,7 @@ impl Engine {
         });
         // If the engine is shut down, the token is dropped, which reports an error.
         if let Some(membership) = &*locked(&self.shared.membership) {
-            membership.ask_store(ask, timeout, answered);
+            membership.ask_store(ask, patience, answered);
         }
         handle.limited(limit).wait(None)?;
         Ok(locked(&answer).take().expect("the answer came before the end"))

@@ -8,7 +8,7 @@ use std::time::Duration;
 use crossbeam_channel::{Sender, unbounded};
 
 use super::{Clock, Heard, Inputs};
-use crate::cluster::{Member, MemberCommand, MemberConfig, MemberEvent};
+use crate::cluster::{Member, MemberCommand, MemberConfig, MemberEvent, Patience};
 use crate::error::{Error, Result};
 use crate::identity::{Credentials, Renewal};
 use crate::local::OwnThread;
@@ -49,8 +49,8 @@ enum Input {
     Control { dial: u64, event: ControlEvent },
     Declare { tensors: Vec<TensorSpec>, fuse: bool, done: Done<Vec<PartLayout>> },
     Undeclare { names: Vec<String> },
-    Barrier { name: String, timeout: Duration, done: Done<()> },
-    Store { ask: StoreAsk, patience: Duration, done: Done<StoreAnswer> },
+    Barrier { name: String, patience: Patience, done: Done<()> },
+    Store { ask: StoreAsk, patience: Patience, done: Done<StoreAnswer> },
     Steps(StepReport),
     Holdings(Holdings),
     Restored(Epoch),
@@ -113,12 +113,12 @@ impl Membership {
     }
 
     /// Arrives at a barrier.
-    pub fn barrier(&self, name: String, timeout: Duration, done: Done<()>) {
-        self.send(Input::Barrier { name, timeout, done });
+    pub fn barrier(&self, name: String, patience: Patience, done: Done<()>) {
+        self.send(Input::Barrier { name, patience, done });
     }
 
     /// Asks the store of the job, and waits for the answer for `patience`. See [`Member::ask_store`].
-    pub fn ask_store(&self, ask: StoreAsk, patience: Duration, done: Done<StoreAnswer>) {
+    pub fn ask_store(&self, ask: StoreAsk, patience: Patience, done: Done<StoreAnswer>) {
         self.send(Input::Store { ask, patience, done });
     }
 
@@ -291,8 +291,8 @@ impl Driver {
                 self.declarations.insert(request, done);
             }
             Input::Undeclare { names } => self.member.undeclare(names),
-            Input::Barrier { name, timeout, done } => {
-                let request = self.member.barrier(now, name, timeout);
+            Input::Barrier { name, patience, done } => {
+                let request = self.member.barrier(now, name, patience);
                 self.barriers.insert(request, done);
             }
             Input::Store { ask, patience, done } => {

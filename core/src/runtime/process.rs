@@ -4,7 +4,7 @@ use std::fs;
 use std::net::UdpSocket;
 use std::path::{Path, PathBuf};
 
-use crate::cluster::MemberConfig;
+use crate::cluster::{ContactTerms, MemberConfig};
 use crate::config::Config;
 use crate::types::{Address, Incarnation, MachineId, Process, Reach, Role};
 
@@ -26,9 +26,11 @@ pub fn member(role: Role, config: &Config) -> MemberConfig {
         warn_after: config.stall_warn,
         join_timeout: config.join_timeout,
         control_lost_timeout: config.control_lost_timeout,
+        contact: ContactTerms::of(config, config.bounds().call),
         replaced_timeout: config.dead_timeout * 2,
         redial_min: std::time::Duration::from_millis(50),
         redial_max: std::time::Duration::from_secs(2),
+        defect: None,
     }
 }
 

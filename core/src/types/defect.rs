@@ -51,6 +51,10 @@ pub enum Defect {
     NameEndsEarly,
     /// The answer of a barrier is not remembered: a repeat opens the barrier anew. Shows when the answer was lost.
     BarrierAnswerForgotten,
+    /// The usual time of a request to the coordinator passes while that is out of contact. Shows when the coordinator is started again.
+    UsualTimePasses,
+    /// A coordinator that is started again lets the time at barriers pass in which it was away.
+    AwayCounts,
     /// The answer of a change of the store is not remembered: a repeat makes it again. Shows when the answer was lost.
     StoreChangeForgotten,
     /// The last step before a boundary is chosen before every worker has said how many it has begun.
@@ -222,6 +226,8 @@ impl Defect {
         Self::FencedAccepted,
         Self::BarrierCountsRequests,
         Self::BarrierAnswerForgotten,
+        Self::UsualTimePasses,
+        Self::AwayCounts,
         Self::StoreChangeForgotten,
         Self::LimitBeforeAnswers,
         Self::PassedEarly,

@@ -50,6 +50,8 @@ class Store(distributed.Store):
 
     Every method may raise, besides the errors that it names:
         torch.distributed.DistStoreError: a key that is waited for did not come in time, or the coordinator did not answer.
+            In a job that goes on without lost workers, `set`, `add` and all others without a timeout wait longer than the
+            step timeout for a coordinator that is away.
         ResourceExhaustedError: one of the limits would be exceeded. Nothing was changed.
         PeerLostError: the job ended because a member was lost, which is named. Other ends raise their own errors.
         NotInitializedError: before `init` and after `shutdown`.

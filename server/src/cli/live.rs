@@ -20,6 +20,11 @@ pub(super) trait Live: Send + Sync + 'static {
     fn wait(&self) -> Result<()>;
     /// Stops: the process ends within two seconds of a signal.
     fn stop(&self);
+    /// Stops because of this signal. Returns the exit code.
+    fn interrupt(&self, signal: i32) -> i32 {
+        self.stop();
+        exit::of_signal(signal)
+    }
 }
 
 /// How long a start that a signal interrupts has for its last steps.
@@ -35,10 +40,11 @@ pub(super) fn live<R: Live>(
         recv(started) -> role => Arc::new(role.unwrap_or_else(panicked)?),
         recv(interrupts) -> signal => {
             // A start that is about to end may have announced the role, and only the role takes that back.
-            if let Ok(Ok(role)) = started.recv_timeout(LAST_STEPS) {
-                role.stop();
-            }
-            return Ok(interrupted(signal));
+            let signal = watched(signal);
+            return Ok(match started.recv_timeout(LAST_STEPS) {
+                Ok(Ok(role)) => role.interrupt(signal),
+                Ok(Err(_)) | Err(_) => exit::of_signal(signal),
+            });
         }
     };
     let waiting = Arc::clone(&role);
@@ -48,7 +54,7 @@ pub(super) fn live<R: Live>(
         let look_again = if printer.tell(role.news()) { after(LOOK_EVERY) } else { never() };
         select! {
             recv(ended) -> outcome => break outcome.unwrap_or_else(panicked).map(|()| exit::SUCCESS).or_else(told_by_launcher),
-            recv(interrupts) -> signal => break Ok(interrupted(signal)),
+            recv(interrupts) -> signal => return Ok(role.interrupt(watched(signal))),
             recv(look_again) -> _ => {}
         }
     };
@@ -95,8 +101,8 @@ fn panicked<T>(_: crossbeam_channel::RecvError) -> Result<T> {
     Err(Error::Internal { what: "a thread of this role panicked; see its message above".to_owned() })
 }
 
-fn interrupted(signal: std::result::Result<i32, crossbeam_channel::RecvError>) -> i32 {
-    128 + signal.expect("signals are watched as long as the role lives")
+fn watched(signal: std::result::Result<i32, crossbeam_channel::RecvError>) -> i32 {
+    signal.expect("signals are watched as long as the role lives")
 }
 
 #[cfg(test)]

@@ -12,12 +12,14 @@ use gradlane_core::runtime::exporter::Exporter;
 use gradlane_core::types::Role;
 use gradlane_core::types::join::JoinString;
 use gradlane_core::{Error, Result};
+use signal_hook::consts::SIGTERM;
 
 use super::live::{Live, NEWS_PATIENCE, live};
 use super::status_printer::who_is_there;
 use crate::coordinator::CoordinatorConfig;
 use crate::coordinator::driver::CoordinatorNode;
 use crate::embedded::{Embedded, EmbeddedOptions};
+use crate::exit;
 use crate::launch::entering::Found;
 use crate::launch::rendezvous::{self, Published};
 use crate::launch::running::Listed;
@@ -113,7 +115,9 @@ struct Coordinating {
     workers: u32,
     servers: u32,
     stall_warn: Duration,
-    _announced: Announced,
+    /// Whether the next coordinator goes on with a job of which this one has not seen the end.
+    is_resumed: bool,
+    announced: Mutex<Option<Announced>>,
     _listed: Option<Listed>,
 }
 
@@ -142,7 +146,8 @@ fn start_coordinator(config: Config) -> Result<Coordinating> {
     let listed = Listed::here(&config, node.join_string());
     let announced = announce(node.join_string(), &config)?;
     let (servers, stall_warn) = (config.servers, config.stall_warn);
-    Ok(Coordinating { node, workers, servers, stall_warn, _announced: announced, _listed: listed })
+    let (announced, is_resumed) = (Mutex::new(Some(announced)), config.resume && directory.is_some());
+    Ok(Coordinating { node, workers, servers, stall_warn, is_resumed, announced, _listed: listed })
 }
 
 impl Live for Coordinating {
@@ -161,6 +166,19 @@ impl Live for Coordinating {
 
     fn stop(&self) {
         self.node.stop(stopped());
+    }
+
+    /// SIGTERM comes when a machine is to be restarted, or a pod to go elsewhere. That must not cost the job.
+    fn interrupt(&self, signal: i32) -> i32 {
+        if signal == SIGTERM && self.is_resumed && self.node.step_down() {
+            // Where others find the job, they will find the next coordinator.
+            std::mem::forget(self.announced.lock().unwrap_or_else(PoisonError::into_inner).take());
+            let how = "--resume continues its job, which goes on meanwhile; SIGINT ends a job";
+            tracing::warn!(how, "the coordinator stops because of SIGTERM");
+            return exit::TEMPORARY;
+        }
+        self.stop();
+        exit::of_signal(signal)
     }
 }
 

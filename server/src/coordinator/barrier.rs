@@ -87,6 +87,22 @@ impl Barriers {
         Vec::new()
     }
 
+    /// Another coordinator goes on with the job: all workers come back, and those that still wait say so again, with the time that they have
+    /// left. One that has given up in the meantime does not.
+    pub(super) fn wait_again(&mut self) {
+        if planted(self.defect, Defect::AwayCounts) {
+            return;
+        }
+        self.open.clear();
+    }
+
+    /// This coordinator was asleep, so that no barrier ends before `until`: workers may have arrived of which it has not heard.
+    pub(super) fn be_patient(&mut self, until: Time) {
+        for open in self.open.values_mut() {
+            open.until = open.until.max(until);
+        }
+    }
+
     /// Ends the barriers whose earliest waiter is out of time, for all their waiters alike.
     pub(super) fn expire(&mut self, now: Time) -> Vec<Answer> {
         let late = self.open.iter().filter(|(_, open)| open.until <= now);
@@ -307,6 +323,32 @@ mod tests {
         }
         let answers = barriers.arrive(at(0), arrival(0, 99, "one more"));
         assert!(matches!(&answers[..], [Answer { outcome: Err(Error::Exhausted { .. }), .. }]));
+    }
+
+    #[test]
+    fn those_that_wait_come_again_to_another_coordinator_and_those_that_have_given_up_do_not() {
+        let mut barriers = Barriers::new(2, None);
+        barriers.arrive(at(0), arrival(0, 1, "epoch"));
+        barriers.arrive(at(0), arrival(0, 2, "given up"));
+        barriers.wait_again();
+        assert_eq!((barriers.poll_timeout(), barriers.expire(at(99))), (None, vec![]));
+        assert_eq!(barriers.arrive(at(99), arrival(1, 1, "given up")), []);
+        assert_eq!(
+            barriers.arrive(at(99), arrival(0, 3, "given up")),
+            [passed(0, 3), passed(1, 1)],
+            "it may come anew"
+        );
+        assert_eq!(barriers.arrive(at(99), arrival(1, 2, "epoch")), []);
+        assert_eq!(barriers.arrive(at(100), arrival(0, 1, "epoch")), [passed(0, 1), passed(1, 2)]);
+    }
+
+    #[test]
+    fn a_coordinator_that_was_asleep_ends_no_barrier_before_it_has_heard_who_has_come() {
+        let mut barriers = Barriers::new(2, None);
+        barriers.arrive(at(0), arrival(0, 1, "epoch"));
+        barriers.be_patient(at(100));
+        assert_eq!(barriers.expire(at(99)), []);
+        assert_eq!(barriers.expire(at(100)).len(), 1);
     }
 
     fn arrival(worker: u32, request: u64, name: &str) -> Arrival {

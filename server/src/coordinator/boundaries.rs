@@ -172,8 +172,12 @@ impl Boundaries {
         self.open.and_then(|open| open.hold).map(|hold| hold.until)
     }
 
-    /// Another coordinator goes on with the job: who waits at a boundary has its time anew, because the workers come back only now.
+    /// Another coordinator goes on with the job, or this one was asleep: who waits at a boundary has its time anew, and so has who wants to
+    /// leave, because the workers come back only now.
     pub(super) fn wait_again(&mut self, now: Time) {
+        for said in self.workers.values_mut() {
+            said.leaves_until = said.leaves_until.map(|_| now + self.leave_grace);
+        }
         if let Some(open) = &mut self.open {
             open.until = open.until.map(|_| now + self.patience);
             if let (Some(hold), Some(rejoin)) = (&mut open.hold, self.rejoin) {

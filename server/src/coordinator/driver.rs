@@ -25,12 +25,12 @@ use gradlane_core::wire::frame::{Frame, Status};
 use gradlane_core::{Error, Result};
 
 use super::{Command, Coordinator, CoordinatorConfig, Event, Record};
-use crate::site;
 
 pub(crate) mod journal;
 mod log;
 mod probe;
 mod questions;
+mod stepping_down;
 pub(crate) mod term;
 
 use journal::Journal;
@@ -65,7 +65,8 @@ enum Input {
         cause: String,
     },
     Status(Sender<Status>),
-    Stop(Error),
+    /// For this cause; without one the job is left to the next coordinator.
+    Stop(Option<Error>),
 }
 
 impl CoordinatorNode {
@@ -96,7 +97,7 @@ impl CoordinatorNode {
         let (inputs, received) = unbounded();
         let questions = Arc::new(Questions::default());
         let (events, asked) = (inputs.clone(), Arc::clone(&questions));
-        let site = site::by_settings(config)?;
+        let site = crate::site::by_settings(config)?;
         let listener = ControlListener::bind(
             &config.bind,
             Arc::clone(&authority),
@@ -219,7 +220,7 @@ impl CoordinatorNode {
 
     /// Ends the job if it still runs: every member is told `cause`. Idempotent.
     pub fn stop(&self, cause: Error) {
-        let _ = self.inputs.send(Input::Stop(cause));
+        let _ = self.inputs.send(Input::Stop(Some(cause)));
         self.thread.join(STOPPING);
         // Frees the port, if nobody else is shown there.
         let exposure = self.exposure.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -301,8 +302,9 @@ impl Driver {
                 Heard::Input(Input::Status(reply)) => {
                     let _ = reply.send(self.machine.status(now));
                 }
+                Heard::Input(Input::Stop(None)) if self.steps_down() => return,
                 Heard::Input(Input::Stop(cause)) => {
-                    self.machine.stop(now, cause);
+                    cause.into_iter().for_each(|cause| self.machine.stop(now, cause));
                     self.drain();
                     break;
                 }
@@ -414,8 +416,7 @@ impl Driver {
         let admits_newcomers = self.machine.admits_newcomers();
         if admits_newcomers != self.admits_newcomers {
             if let Err(why) = &admits_newcomers {
-                let is_over = matches!(self.machine.view().phase, Phase::Ended | Phase::Aborted(_));
-                self.listener.close_enrolment(why.clone(), is_over);
+                self.listener.close_enrolment(why.clone(), self.is_over());
             }
             self.admits_newcomers = admits_newcomers;
         }

@@ -70,12 +70,18 @@ impl FailureDetector {
         self.look_at(until);
     }
 
+    /// Whether this coordinator was asleep itself, because it looks this late. The members' signs of life wait in its sockets, so it cannot
+    /// tell which of them were silent.
+    pub(super) fn was_asleep(&self, now: Time) -> bool {
+        self.due.is_some_and(|due| now.since(due) > self.suspect_timeout)
+    }
+
     /// Finds the members that became suspect, and those to be given up.
     pub(super) fn sweep(&mut self, now: Time, roster: &mut Roster) -> Vec<Silent> {
-        let Some(due) = self.due.filter(|due| *due <= now) else { return Vec::new() };
-        // A coordinator that looks this late was asleep itself. The members' signs of life wait in its sockets, so it cannot tell which
-        // of them were silent.
-        if now.since(due) > self.suspect_timeout {
+        if self.due.is_none_or(|due| due > now) {
+            return Vec::new();
+        }
+        if self.was_asleep(now) {
             roster.seats_mut().for_each(|seat| seat.heard = now);
         }
         let mut found = Vec::new();

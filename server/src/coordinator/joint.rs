@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use gradlane_core::cluster::{Member, MemberCommand, MemberConfig, MemberEvent};
+use gradlane_core::cluster::{Member, MemberCommand, MemberConfig, MemberEvent, Patience};
 use gradlane_core::error::{Error, Result};
 use gradlane_core::types::{
     Address, DType, Incarnation, LinkId, NodeId, Process, Role, Scheme, StoreAnswer, StoreAsk, TensorSpec, Time,
@@ -526,9 +526,11 @@ impl Node {
             warn_after: Duration::from_secs(10),
             join_timeout: Duration::from_secs(60),
             control_lost_timeout: Duration::from_secs(120),
+            contact: None,
             replaced_timeout: Duration::from_secs(10),
             redial_min: Duration::from_millis(100),
             redial_max: Duration::from_secs(1),
+            defect: None,
         };
         let member = Member::new(config.clone(), Time::ZERO);
         Self {
@@ -555,7 +557,7 @@ impl Node {
                 let get = StoreAsk::Get { key: "k".to_owned(), wait: Some(Duration::ZERO) };
                 let put = StoreAsk::Put { key: "k".to_owned(), value: b"v".to_vec(), expected: None };
                 for ask in adds.into_iter().chain([get, put]) {
-                    let request = self.member.ask_store(now, ask, Duration::from_secs(60));
+                    let request = self.member.ask_store(now, ask, Patience::Named(Duration::from_secs(60)));
                     self.answers.insert(request, Vec::new());
                 }
             }
@@ -607,7 +609,7 @@ impl Node {
     }
 
     fn arrive(&mut self, now: Time) {
-        let request = self.member.barrier(now, "epoch".to_owned(), Duration::from_secs(60));
+        let request = self.member.barrier(now, "epoch".to_owned(), Patience::Named(Duration::from_secs(60)));
         self.outcomes.insert(request, Vec::new());
     }
 

@@ -37,6 +37,8 @@ pub(super) enum Entry {
     Recovered { at: Time },
     /// Another coordinator goes on with the job.
     TakenUp { at: Time },
+    /// The coordinator was asleep, as long as its process was stopped, and woke up.
+    WokeUp { at: Time },
     /// A process has come, and so many wait to be taken in.
     Came { at: Time, waiting: Size },
     /// A process that waited is gone, and so many still wait.
@@ -75,6 +77,7 @@ impl Record {
             | Entry::Late { at }
             | Entry::Recovered { at }
             | Entry::TakenUp { at }
+            | Entry::WokeUp { at }
             | Entry::Came { at, .. } => Some(at),
             Entry::Up(_)
             | Entry::Down(_)
@@ -127,6 +130,10 @@ impl Record {
             }
             Entry::TakenUp { at } => {
                 bytes.push(code::TAKEN_UP);
+                put_time(&mut bytes, *at);
+            }
+            Entry::WokeUp { at } => {
+                bytes.push(code::WOKE_UP);
                 put_time(&mut bytes, *at);
             }
             Entry::Came { at, waiting } => {
@@ -207,6 +214,7 @@ fn read(rest: &mut &[u8]) -> Option<Result<Entry>> {
         code::LATE => Entry::Late { at: read_time(rest)? },
         code::RECOVERED => Entry::Recovered { at: read_time(rest)? },
         code::TAKEN_UP => Entry::TakenUp { at: read_time(rest)? },
+        code::WOKE_UP => Entry::WokeUp { at: read_time(rest)? },
         code::CAME => Entry::Came { at: read_time(rest)?, waiting: read_size(rest)? },
         code::GONE => Entry::Gone { waiting: read_size(rest)? },
         code::BEFORE => {
@@ -250,6 +258,7 @@ mod code {
     pub(super) const RECOVERED: u8 = 11;
     pub(super) const BEFORE: u8 = 12;
     pub(super) const TAKEN_UP: u8 = 13;
+    pub(super) const WOKE_UP: u8 = 14;
 }
 
 fn put(bytes: &mut Vec<u8>, content: &[u8]) {
@@ -357,6 +366,7 @@ mod tests {
             Entry::Lost { at: Time(3), lost },
             Entry::Late { at: Time(4) },
             Entry::TakenUp { at: Time(6) },
+            Entry::WokeUp { at: Time(7) },
             Entry::Came { at: Time(5), waiting: Size { workers: 2, servers: 1 } },
             Entry::Gone { waiting: Size { workers: 1, servers: 0 } },
             Entry::Before { left: 1, lost: vec!["worker 2".to_owned(), String::new()] },

@@ -291,6 +291,10 @@ impl Coordinator {
         match self.stage {
             Stage::Forming { until } if until <= now => self.form_late(now),
             Stage::Forming { .. } | Stage::Running => {
+                if self.failure_detector.was_asleep(now) {
+                    self.write_down(Entry::WokeUp { at: now });
+                    self.wake_up(now);
+                }
                 let silent = self.failure_detector.sweep(now, &mut self.roster);
                 self.handle_silence(now, silent);
                 let is_late = |due: Option<Time>| due.is_some_and(|at| at <= now);

@@ -97,6 +97,13 @@ impl Store {
         replies
     }
 
+    /// This coordinator was asleep, so that no read ends before `until`: workers may have put keys of which it has not heard.
+    pub(super) fn be_patient(&mut self, until: Time) {
+        for waiting in self.waiting.values_mut() {
+            waiting.until = waiting.until.max(until);
+        }
+    }
+
     /// Ends the reads that are out of time.
     pub(super) fn expire(&mut self, now: Time) -> Vec<Reply> {
         let late = self.take_waiting(|waiting| waiting.until <= now);

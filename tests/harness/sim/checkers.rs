@@ -9,6 +9,7 @@
 //! | `calls` | whether the failure of a call has a cause, and whether each call ends in time |
 //! | `parameters` | whether each use of a parameter found what it must, and whether its failure has a cause |
 //! | `store` | whether the store made each change once, and answered each read with what was put |
+//! | `patience` | how long requests to the coordinator last, and whether they wait for one that is away |
 //! | `lateness` | why a worker did not contribute to a round in time |
 //! | `boundary` | whether workers leave, and hear of losses, behind the same step, where nothing is open |
 //! | `job` | memberships, deaths, barriers and the end of the job |
@@ -34,6 +35,7 @@ mod evidence;
 mod job;
 mod lateness;
 mod parameters;
+mod patience;
 mod store;
 
 pub(super) use self::evidence::Concern;
@@ -76,6 +78,8 @@ pub enum Checker {
     Boundary,
     /// The store makes each change once, and answers a read with a value that was put.
     Store,
+    /// Nothing fails for its usual time while the coordinator is away, if only that could say who is lost.
+    Patience,
     /// Nothing grows without a bound.
     Growth,
     /// No machine panics.

@@ -72,6 +72,8 @@ pub(super) struct FaultClasses {
     pub(super) waits: bool,
     /// A coordinator that is killed is succeeded by another one, which goes on with its job.
     pub(super) succeeds: bool,
+    /// It is away for long before.
+    pub(super) away: bool,
 }
 
 impl FaultClasses {
@@ -148,6 +150,7 @@ impl fmt::Display for FaultClasses {
             (self.drains, "drains"),
             (self.comes, "comes"),
             (self.succeeds, "succeeds"),
+            (self.away, "away"),
         ];
         let on: Vec<&str> = named.iter().filter(|(on, _)| *on).map(|(_, name)| *name).collect();
         f.write_str(if on.is_empty() { "none".to_owned() } else { on.join(" ") }.as_str())
@@ -271,7 +274,9 @@ pub(super) fn schedule(classes: FaultClasses, workers: u32, servers: u32, random
     if classes.succeeds {
         let aside = &mut random.clone();
         for _ in 0..aside.between(1, 3) {
-            faults.push((when(aside), Fault::Succeed { after: aside.millis(10, 2500) }));
+            // Only a job that goes on without lost workers waits for the coordinator longer than for others.
+            let (least, most) = if classes.away { (4500, 12_000) } else { (10, 2500) };
+            faults.push((when(aside), Fault::Succeed { after: aside.millis(least, most) }));
         }
     }
     if classes.dead_paths {

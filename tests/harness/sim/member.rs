@@ -39,9 +39,11 @@ impl MemberDriver {
             warn_after: timing::FORM / 4,
             join_timeout: timing::FORM * 2,
             control_lost_timeout: timing::CONTROL_LOST,
+            contact: timing::contact(context.plan.classes.survivors, timing::verdicts()),
             replaced_timeout: timing::DEAD * 2,
             redial_min: std::time::Duration::from_millis(50),
             redial_max: std::time::Duration::from_secs(2),
+            defect: context.plan.defect,
         };
         Self { me, member: Member::new(config, context.now), control: None, up: false }
     }

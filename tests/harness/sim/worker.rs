@@ -368,7 +368,7 @@ fn settings(plan: &Plan) -> WorkerSettings {
     let scheduler = SchedulerConfig { credit_bytes, step_timeout, defect: plan.defect, ..SchedulerConfig::default() };
     let steady = plan.settings.idle_timeout * 3;
     let bounds = Bounds { steady, ..Bounds::new(timing::STEP, timing::DEAD) };
-    let contact = timing::contact(plan.classes.survivors, bounds.call);
+    let contact = timing::contact(plan.classes.survivors, timing::verdicts());
     let (device, keeps, keeps_sums) = (plan.topology.device, plan.classes.survivors, plan.classes.outlives);
     WorkerSettings { scheduler, stall_warn: Duration::from_secs(10), bounds, contact, device, keeps, keeps_sums }
 }

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use gradlane_core::cluster::Patience;
 use gradlane_core::pipeline::LayoutConfig;
 use gradlane_core::types::{
     Access, CodecSpec, DType, Defect, DeviceKind, InCopies, Op, Participants, Priority, TensorSpec, Time, WorkerId,
@@ -13,6 +14,7 @@ use super::oracle::Memo;
 use super::topology::Topology;
 use crate::random::{Random, mix};
 
+mod barriers;
 mod outliving;
 mod parameters;
 mod stepping;
@@ -144,13 +146,13 @@ pub(super) enum Action {
     /// Waits for all uses.
     AwaitUses,
     /// Asks the store, and does not wait for the answer.
-    Ask { asking: Asking, patience: Duration },
+    Ask { asking: Asking, patience: Patience },
     /// Begins a step, and waits at the boundary before it if workers leave or were lost.
     Step,
     /// Is in no step until it begins the next one.
     Rest,
     /// Waits at a barrier.
-    Barrier { name: String, timeout: Duration },
+    Barrier { name: String, patience: Patience },
     /// Computes.
     Think(Duration),
 }
@@ -428,9 +430,7 @@ impl Plan {
                 script.push(Action::Think(random.millis(0, 700)));
             }
             if barriers.contains(&step) {
-                let impatient = self.classes.deadlines && random.chance(20);
-                let timeout = if impatient { random.millis(100, 3000) } else { timing::BARRIER };
-                script.push(Action::Barrier { name: format!("after {step}"), timeout });
+                script.push(self.barrier(random, step));
             }
         }
         if self.classes.steps {

@@ -226,6 +226,9 @@ impl World {
                 if let Some(address) = paused {
                     let (until, idle) = (context.world + length, context.plan.settings.idle_timeout);
                     context.witness.paused(who, context.world, until);
+                    if who == Who::Coordinator {
+                        context.witness.coordinator_is_away(context.world, until);
+                    }
                     let lost = if length > idle { idle + timing::DIAL } else { Duration::ZERO };
                     context.witness.disturbed(Concern::Process(who), context.world, until + lost);
                     context.schedule(until, Event::Resume(address));
@@ -264,6 +267,7 @@ impl World {
         let Some(address) = self.coordinator.kill() else { return };
         let context = &mut self.context;
         let until = context.world + after;
+        context.witness.coordinator_is_away(context.world, until);
         // It gives nobody up before twice the time.
         context.witness.paused(Who::Coordinator, context.world, until + timing::DEAD);
         let lost = context.plan.settings.idle_timeout + timing::DIAL;

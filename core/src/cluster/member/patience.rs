@@ -1,8 +1,9 @@
 //! How long a member waits for its coordinator.
 
+use super::super::contact::Contact;
 use super::{Member, MemberConfig, MemberEvent, Standing};
 use crate::error::Error;
-use crate::types::Time;
+use crate::types::{Defect, Time, planted};
 
 impl Member {
     /// When this process stops waiting for the coordinator.
@@ -27,8 +28,29 @@ impl Member {
         };
         if follows && is_lost != self.is_lost {
             self.is_lost = is_lost;
+            if let Some(contact) = &mut self.contact {
+                contact.handle(now, is_lost);
+            }
             self.tell(MemberEvent::Contact { at: now, is_lost });
         }
+    }
+
+    /// Until when no request fails because its usual time has passed.
+    pub(super) fn patient_until(&self) -> Time {
+        let contact = self.contact.as_ref().filter(|_| !planted(self.config.defect, Defect::UsualTimePasses));
+        contact.map_or(Time::ZERO, Contact::patient_until)
+    }
+
+    /// Ends the requests whose time has passed.
+    pub(super) fn expire_requests(&mut self, now: Time) {
+        for event in self.requests.expire(now, self.patient_until(), self.config.silence_max) {
+            self.tell(event);
+        }
+    }
+
+    /// When [`expire_requests`](Self::expire_requests) has something to do.
+    pub(super) fn requests_end(&self) -> Option<Time> {
+        self.requests.poll_timeout(self.patient_until(), self.config.silence_max)
     }
 
     pub(super) fn out_of_patience(&self, now: Time) -> Error {

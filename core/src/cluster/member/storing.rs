@@ -1,8 +1,6 @@
 //! A member asks the key-value store of its job.
 
-use std::time::Duration;
-
-use super::super::MemberEvent;
+use super::super::{MemberEvent, Patience};
 use super::Member;
 use crate::types::{StoreAsk, Time};
 
@@ -12,7 +10,7 @@ impl Member {
     ///
     /// A request is sent again after a reconnection, and a change is made once. If the answer is an [`Error::Timeout`](crate::Error::Timeout)
     /// of this process, because the coordinator did not answer, a change may have been made or not.
-    pub fn ask_store(&mut self, now: Time, ask: StoreAsk, patience: Duration) -> u64 {
+    pub fn ask_store(&mut self, now: Time, ask: StoreAsk, patience: Patience) -> u64 {
         let request = self.requests.number();
         let asked = self.may_ask().and_then(|()| self.requests.ask_store(now, request, ask, patience));
         match asked {

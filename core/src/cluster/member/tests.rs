@@ -1,5 +1,6 @@
 //! The specification of a member: one test for each sentence.
 
+mod patience;
 mod requests;
 mod storing;
 mod views;
@@ -183,7 +184,7 @@ fn a_member_that_cannot_go_on_says_why_and_is_no_member_any_more() {
 #[test]
 fn leaving_waits_for_the_others() {
     let mut member = active();
-    let request = member.barrier(at(1), "epoch".to_owned(), SECOND);
+    let request = member.barrier(at(1), "epoch".to_owned(), Patience::Named(SECOND));
     commands(&mut member);
     member.leave();
     assert!(matches!(
@@ -227,7 +228,7 @@ fn who_leaves_is_not_disturbed_by_a_view_of_those_that_go_on_and_who_stays_is_fe
 #[test]
 fn giving_up_tells_the_cause_until_the_coordinator_answers() {
     let mut member = active();
-    let request = member.barrier(at(1), "epoch".to_owned(), SECOND);
+    let request = member.barrier(at(1), "epoch".to_owned(), Patience::Named(SECOND));
     commands(&mut member);
     let fail = || Frame::Fail { cause: "ValueError: boom".to_owned() };
     member.give_up("ValueError: boom".to_owned());
@@ -306,9 +307,11 @@ pub(super) fn config() -> MemberConfig {
         warn_after: Duration::ZERO,
         join_timeout: 30 * SECOND,
         control_lost_timeout: 100 * SECOND,
+        contact: None,
         replaced_timeout: 10 * SECOND,
         redial_min: SECOND,
         redial_max: 4 * SECOND,
+        defect: None,
     }
 }
 

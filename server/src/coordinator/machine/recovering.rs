@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use gradlane_core::config::verdict_time;
 use gradlane_core::error::{Error, Result};
 use gradlane_core::pipeline::LayoutConfig;
 use gradlane_core::types::defect::{Defect, planted};
@@ -174,6 +175,7 @@ impl Coordinator {
             Entry::Late { .. } => self.expire(now),
             Entry::Recovered { .. } => self.end_recovery(),
             Entry::TakenUp { at } => self.wait_again(at),
+            Entry::WokeUp { at } => self.wake_up(at),
             Entry::Came { waiting, .. } => {
                 self.newcomers.recall(waiting);
                 self.advance_steps(now);
@@ -230,9 +232,20 @@ impl Coordinator {
         }
     }
 
-    /// The workers that stand at a boundary wait anew for the others, which have to come back first.
+    /// The workers that stand at a boundary wait anew for the others, which have to come back first, and those at a barrier say so again.
     pub(in crate::coordinator) fn wait_again(&mut self, now: Time) {
         self.boundaries.wait_again(now);
+        self.barriers.wait_again();
+    }
+
+    /// This coordinator was asleep. What members have said since waits in its sockets, and others have to connect again, so nothing ends because
+    /// it is late.
+    pub(super) fn wake_up(&mut self, now: Time) {
+        let until = now + verdict_time(self.config.dead_timeout);
+        self.barriers.be_patient(until);
+        self.store.be_patient(until);
+        self.boundaries.wait_again(now);
+        self.recovery.wait_again(now);
     }
 
     /// All that a coordinator which recovers must know again.

@@ -1,5 +1,7 @@
 //! Barriers, declarations, and reports of sums that wait.
 
+use gradlane_core::types::{StoreAnswer, StoreAsk};
+
 use super::*;
 
 #[test]
@@ -46,6 +48,50 @@ fn nobody_else_gets_a_certificate() {
     let Some(Frame::Renewed { outcome: Err(error) }) = answers.last() else { panic!("{answers:?}") };
     assert!(error.to_string().contains("no member"), "{error}");
     assert!(job.certified.is_empty());
+}
+
+#[test]
+fn those_that_wait_at_a_barrier_have_the_time_that_they_name_when_another_coordinator_goes_on_with_the_job() {
+    let config = || CoordinatorConfig { journals: true, policy: Policy::CONTINUE, ..config(2) };
+    let mut job = form(job_of(config()), 2);
+    job.frame(0, barrier(1));
+    job.drain();
+    let (coordinator, base) = Coordinator::recover(config(), std::mem::take(&mut job.journal)).unwrap();
+    let mut job = Job { coordinator, now: base, ..job };
+    job.join_as(30, 0, worker(0));
+    job.join_as(31, 1, worker(1));
+    job.join_as(32, SERVER as u8, server(0));
+    let timeout = 40 * SECOND;
+    job.frame(30, Frame::Barrier { request: 1, name: "epoch".to_owned(), timeout });
+    job.beat_until(30, &[30, 31, 32]);
+    job.frame(31, Frame::Barrier { request: 5, name: "epoch".to_owned(), timeout });
+    let passed = |frame: &&Frame| matches!(frame, Frame::BarrierDone { outcome: Ok(()), .. });
+    assert_eq!([30, 31].map(|link| job.received(link).iter().filter(passed).count()), [1, 1]);
+}
+
+#[test]
+fn a_coordinator_that_was_asleep_ends_nothing_before_it_has_heard_what_members_said_meanwhile() {
+    let config = || CoordinatorConfig { journals: true, policy: Policy::CONTINUE, ..config(2) };
+    let mut job = form(job_of(config()), 2);
+    job.frame(0, barrier(1));
+    let ask = StoreAsk::Get { key: "k".to_owned(), wait: Some(10 * SECOND) };
+    job.frame(0, Frame::Store { request: 2, ask });
+    job.received(0);
+    job.now = at(60);
+    job.coordinator.handle_timeout(job.now);
+    assert_eq!(job.received(0), []);
+    job.heartbeat(0);
+    job.frame(1, barrier(5));
+    let ask = StoreAsk::Put { key: "k".to_owned(), value: vec![7], expected: None };
+    job.frame(1, Frame::Store { request: 6, ask });
+    let answers = job.received(0);
+    assert!(answers.contains(&Frame::BarrierDone { request: 1, outcome: Ok(()) }), "{answers:?}");
+    let value = Ok(StoreAnswer::Value(Some(vec![7])));
+    assert!(answers.contains(&Frame::StoreDone { request: 2, outcome: value }), "{answers:?}");
+    job.drain();
+    let (recovered, base) = Coordinator::recover(config(), std::mem::take(&mut job.journal)).unwrap();
+    job.coordinator.wait_again(base);
+    assert_eq!(recovered.lasting(), job.coordinator.lasting());
 }
 
 #[test]

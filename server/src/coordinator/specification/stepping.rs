@@ -224,6 +224,29 @@ fn those_that_stand_wait_anew_for_the_others_if_another_coordinator_goes_on_with
 }
 
 #[test]
+fn who_wants_to_leave_has_its_time_anew_if_another_coordinator_goes_on_with_the_job() {
+    let config =
+        || CoordinatorConfig { journals: true, leave_grace: 6 * SECOND, policy: Policy::CONTINUE, ..config(2) };
+    let mut job = form(job_of(config()), 2);
+    (0..2).for_each(|link| job.say(link, StepReport { begun: 1, ..at_change(0) }));
+    job.say(1, StepReport { begun: 1, leaves: true, ..at_change(0) });
+    job.beat_until(5, &[0, 1, SERVER]);
+    // Something that is written down with its time.
+    job.frame(0, barrier(1));
+    job.drain();
+    let (coordinator, base) = Coordinator::recover(config(), std::mem::take(&mut job.journal)).unwrap();
+    let mut job = Job { coordinator, now: base, ..job };
+    job.join_as(30, 0, worker(0));
+    job.join_as(31, 1, worker(1));
+    job.join_as(32, SERVER as u8, server(0));
+    let workers = |job: &Job| job.coordinator.view().workers().count();
+    job.beat_until(10, &[30, 31, 32]);
+    assert_eq!(workers(&job), 2, "it may stand at the boundary already, and say so only now");
+    job.beat_until(12, &[30, 31, 32]);
+    assert_eq!(workers(&job), 1);
+}
+
+#[test]
 fn who_reconnects_hears_how_far_it_may_go_and_one_that_has_left_that_it_has() {
     let mut job = stepping(2);
     job.say(1, StepReport { begun: 1, leaves: true, ..at_change(0) });

@@ -26,6 +26,8 @@ pub(super) struct Evidence {
     disturbances: Vec<(Time, Time, Concern)>,
     /// From, until, who stood still.
     pauses: Vec<(Time, Time, Who)>,
+    /// From, until: the coordinator was away, and nobody can have had an answer of it.
+    away: Vec<(Time, Time)>,
     killed: BTreeMap<Address, Time>,
     /// Which worker was refused memory for which part, by the part's first tensor.
     refused: BTreeSet<(Who, TensorKey)>,
@@ -50,6 +52,11 @@ impl Witness {
     /// A process stands still for a while.
     pub(in crate::sim) fn paused(&mut self, who: Who, from: Time, until: Time) {
         self.evidence.pauses.push((from, until, who));
+    }
+
+    /// The coordinator is away for a while.
+    pub(in crate::sim) fn coordinator_is_away(&mut self, from: Time, until: Time) {
+        self.evidence.away.push((from, until));
     }
 
     /// A life of a process ended.
@@ -101,6 +108,14 @@ impl Witness {
 }
 
 impl Evidence {
+    /// Whether the coordinator is away at `now`, or was just before, for so long that every worker has noticed it, and this was asked
+    /// before it was back.
+    pub(super) fn is_away(&self, asked: Time, now: Time) -> bool {
+        let noticed = timing::SUSPECT * 2;
+        let concerns = |(from, until): &&(Time, Time)| *from + noticed <= *until && asked < *until;
+        self.away.iter().filter(concerns).any(|(from, until)| *from + noticed <= now && now < *until + timing::DEAD)
+    }
+
     /// For how much of this time the two processes could not reach each other, because of either or of the way between them. Faults
     /// that overlap count each.
     pub(super) fn apart(&self, one: Who, other: Who, from: Time, until: Time) -> Duration {

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use gradlane_core::cluster::Patience;
 use gradlane_core::error::{Error, Result};
 use gradlane_core::types::{Epoch, NodeId, PartId, Phase, Round, TensorKey, Time, View};
 use gradlane_core::wire::Frame;
@@ -60,7 +61,7 @@ pub(super) struct Job {
 /// Who came to a barrier, and how long it waits.
 #[derive(Debug, Default)]
 struct Barrier {
-    arrived: BTreeMap<Who, (Time, Duration)>,
+    arrived: BTreeMap<Who, (Time, Patience)>,
     waiting: BTreeSet<Who>,
     /// Somebody's wait failed, for a reason that was found: who came before is gone, and nobody comes for those who come later.
     broken: bool,
@@ -378,9 +379,9 @@ impl Witness {
     }
 
     /// A worker comes to a barrier and waits there for so long.
-    pub(in crate::sim) fn arrives(&mut self, who: Who, barrier: &str, timeout: Duration) {
+    pub(in crate::sim) fn arrives(&mut self, who: Who, barrier: &str, patience: Patience) {
         let barrier = self.job.barriers.entry(barrier.to_owned()).or_default();
-        barrier.arrived.insert(who, (self.world, timeout));
+        barrier.arrived.insert(who, (self.world, patience));
         barrier.waiting.insert(who);
     }
 
@@ -392,18 +393,22 @@ impl Witness {
         missing.retain(|other| self.job.is_present(*other) && !self.job.released.contains(other));
         let barrier = self.job.barriers.get_mut(name).expect("it arrived there");
         barrier.waiting.remove(&who);
-        let (since, timeout) = barrier.arrived[&who];
+        let (since, patience) = barrier.arrived[&who];
         let waited = now.since(since);
-        let impatient = barrier.arrived.values().any(|(_, timeout)| *timeout < timing::BARRIER);
+        let impatient = barrier.arrived.values().any(|(_, patience)| patience.length() < timing::BARRIER);
+        let last_came = barrier.arrived.values().map(|(at, _)| *at).max().expect("it arrived there");
+        let all_are_usual = barrier.arrived.values().all(|(_, patience)| matches!(patience, Patience::Usual(_)));
         let in_vain = barrier.broken;
         // The coordinator may not know yet of those who have just come.
         let is_new = |other: &Who| barrier.arrived.get(other).is_some_and(|(at, _)| *at + ON_ITS_WAY > now);
         let just_came: Vec<Who> = barrier.arrived.keys().copied().filter(is_new).collect();
         barrier.broken |= outcome.is_err();
-        let bound = timeout.mul_f64(1.02) + timing::DEAD * 2 + self.evidence.still(who, since, now);
-        if waited > bound {
+        if waited > self.longest_request(who, since, patience) {
             let text = format!("{who} waited {:.1} s at barrier {name:?}", waited.as_secs_f64());
             self.report(Checker::Liveness, text);
+        }
+        if all_are_usual {
+            self.check_patience(last_came, patience, outcome.as_ref().err(), &format!("{who} at barrier {name:?}"));
         }
         let Err(error) = outcome else {
             if !missing.is_empty() {

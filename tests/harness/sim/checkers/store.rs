@@ -1,12 +1,12 @@
 //! Whether the store of the job made each change once, and answered each read with a value that was put.
 
 use std::collections::BTreeSet;
-use std::time::Duration;
 
+use gradlane_core::cluster::Patience;
 use gradlane_core::error::{Error, Result};
 use gradlane_core::types::{StoreAnswer, Time};
 
-use super::super::workload::{Asking, timing};
+use super::super::workload::Asking;
 use super::super::world::Who;
 use super::{Checker, Witness};
 
@@ -23,7 +23,7 @@ struct Asked {
     who: Who,
     asking: Asking,
     at: Time,
-    patience: Duration,
+    patience: Patience,
     /// Of a read: whether the key surely had a value when it was asked.
     is_there: bool,
     /// Whether it was done, once it was answered.
@@ -52,7 +52,7 @@ impl Asks {
 
 impl Witness {
     /// A worker asks the store. Returns the number of the request, which is the value of a put.
-    pub(in crate::sim) fn asks(&mut self, who: Who, asking: Asking, patience: Duration) -> usize {
+    pub(in crate::sim) fn asks(&mut self, who: Who, asking: Asking, patience: Patience) -> usize {
         let is_there = match asking {
             Asking::Get { key, .. } => self.asks.of(None, Asking::Put { key }).any(|put| put.done == Some(true)),
             Asking::AddOwn | Asking::AddToAll | Asking::Put { .. } => false,
@@ -67,10 +67,10 @@ impl Witness {
         let Asked { who, asking, at, patience, is_there, .. } = self.asks.all[number];
         self.asks.all[number].done = Some(outcome.is_ok());
         let what = format!("{who}: request {number} to the store, {asking:?}, is answered by {outcome:?}");
-        let bound = patience.mul_f64(1.02) + timing::DEAD * 2 + self.evidence.still(who, at, now);
-        if now.since(at) > bound {
+        if now.since(at) > self.longest_request(who, at, patience) {
             self.report(Checker::Liveness, format!("{what} after {:.1} s", now.since(at).as_secs_f64()));
         }
+        self.check_patience(at, patience, outcome.as_ref().err(), &what);
         let is_right = match (asking, outcome) {
             (Asking::AddOwn, Ok(StoreAnswer::Number(sum))) => self.asks.is_possible(number, *sum),
             (Asking::AddToAll, Ok(StoreAnswer::Number(sum))) => {

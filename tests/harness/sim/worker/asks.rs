@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use gradlane_core::cluster::Patience;
 use gradlane_core::error::Result;
 use gradlane_core::types::{StoreAnswer, StoreAsk};
 
@@ -10,7 +11,7 @@ use super::super::world::Context;
 use super::WorkerProcess;
 
 impl WorkerProcess {
-    pub(super) fn ask_store(&mut self, context: &mut Context, asking: Asking, patience: Duration) {
+    pub(super) fn ask_store(&mut self, context: &mut Context, asking: Asking, patience: Patience) {
         let number = context.witness.asks(self.me.who, asking, patience);
         let ask = match asking {
             Asking::AddOwn => StoreAsk::Add { key: format!("number of {}", self.me.who), amount: 1 },

@@ -149,9 +149,9 @@ impl WorkerProcess {
                     let ticket = self.script.operations.iter().find(of).map(|(ticket, _)| *ticket);
                     self.worker.cancel(context.now, ticket.expect("submitted before"));
                 }
-                Action::Barrier { name, timeout } => {
-                    context.witness.arrives(self.me.who, &name, timeout);
-                    let request = self.member.member.barrier(context.now, name.clone(), timeout);
+                Action::Barrier { name, patience } => {
+                    context.witness.arrives(self.me.who, &name, patience);
+                    let request = self.member.member.barrier(context.now, name.clone(), patience);
                     self.barriers.insert(request, name);
                     self.script.waits_for = Some(Awaited::Barrier(request));
                 }

@@ -11,9 +11,15 @@ use crate::random::{Random, mix};
 /// Tells the draws of servers from others.
 const SERVERS: u64 = 0x0073_6572_7665_7273;
 
-/// Lets half of the seeds whose jobs go on without workers go on without servers too. Returns how many servers there are.
+/// Lets half of the seeds whose jobs go on without workers go on without servers too. In two of three others the coordinator is away for long.
+/// Returns how many servers there are.
 pub(super) fn draw(seed: u64, classes: &mut FaultClasses, servers: u32) -> u32 {
-    if !classes.survivors || mix(seed ^ SERVERS).is_multiple_of(2) {
+    if !classes.survivors {
+        return servers;
+    }
+    if mix(seed ^ SERVERS).is_multiple_of(2) {
+        classes.away = !mix(seed ^ SERVERS ^ 2).is_multiple_of(3);
+        classes.succeeds |= classes.away;
         return servers;
     }
     classes.outlives = true;

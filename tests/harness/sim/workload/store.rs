@@ -4,6 +4,8 @@
 
 use std::time::Duration;
 
+use gradlane_core::cluster::Patience;
+
 use super::{Action, Plan};
 use crate::random::{Random, mix};
 
@@ -47,7 +49,9 @@ impl Plan {
                     5 => Asking::Get { key, waits: false },
                     _ => Asking::Get { key, waits: true },
                 };
-                let patience = Duration::from_secs(random.pick(&[1, 10, 60]));
+                let length = Duration::from_secs(random.pick(&[1, 10, 60]));
+                let is_named = random.clone().chance(50);
+                let patience = if is_named { Patience::Named(length) } else { Patience::Usual(length) };
                 woven.push(Action::Ask { asking, patience });
             }
             woven.push(action);

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use gradlane_core::cluster::ContactTerms;
+use gradlane_core::config::Bounds;
 
 /// A sign of life.
 pub(in crate::sim) const HEARTBEAT: Duration = Duration::from_millis(250);
@@ -20,6 +21,8 @@ pub(in crate::sim) const STEP: Duration = Duration::from_secs(30);
 pub(in crate::sim) const STALL_WARN: Duration = Duration::from_secs(4);
 /// Patience of a barrier that nobody should miss.
 pub(in crate::sim) const BARRIER: Duration = Duration::from_secs(120);
+/// Patience of a barrier that workers miss unless they wait for a coordinator that is away.
+pub(in crate::sim) const BARRIER_SHORT: Duration = Duration::from_secs(3);
 /// Patience of a worker that leaves.
 pub(in crate::sim) const LEAVE: Duration = Duration::from_secs(2);
 /// Patience of one attempt to connect.
@@ -30,6 +33,11 @@ pub(in crate::sim) const BOUNDARY: Duration = Duration::from_secs(20);
 pub(in crate::sim) const REJOIN: Duration = Duration::from_secs(12);
 /// Patience with a worker that wants to leave.
 pub(in crate::sim) const LEAVE_GRACE: Duration = Duration::from_secs(15);
+
+/// How long a coordinator that is back may take for its verdicts, to a worker.
+pub(in crate::sim) fn verdicts() -> Duration {
+    Bounds::new(STEP, DEAD).call
+}
 
 /// How patient processes are that have no coordinator, if the job goes on without lost workers.
 pub(in crate::sim) fn contact(goes_on: bool, verdicts: Duration) -> Option<ContactTerms> {

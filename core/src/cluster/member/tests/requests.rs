@@ -6,7 +6,7 @@ use super::*;
 fn what_has_no_answer_is_asked_again_on_the_next_connection_once_the_coordinator_knows_who_asks() {
     let mut member = active();
     let declare = member.declare(vec![spec("a")], true);
-    let barrier = member.barrier(at(1), "epoch".to_owned(), 9 * SECOND);
+    let barrier = member.barrier(at(1), "epoch".to_owned(), Patience::Named(9 * SECOND));
     assert_eq!(sent(&mut member).len(), 2);
     reconnect(&mut member, 2, 4);
     assert!(
@@ -171,7 +171,7 @@ fn an_answer_counts_once() {
 #[test]
 fn a_barrier_ends_shortly_after_its_timeout_even_if_nobody_answers() {
     let mut member = active();
-    let request = member.barrier(at(1), "epoch".to_owned(), 5 * SECOND);
+    let request = member.barrier(at(1), "epoch".to_owned(), Patience::Named(5 * SECOND));
     member.handle_timeout(at(7));
     assert_eq!(events(&mut member), [], "the coordinator's verdict may be on its way");
     member.handle_timeout(at(8));
@@ -187,7 +187,7 @@ fn a_barrier_ends_shortly_after_its_timeout_even_if_nobody_answers() {
 fn what_cannot_travel_fails_at_once_instead_of_costing_the_connection() {
     let mut member = active();
     member.declare(vec![spec("")], false);
-    member.barrier(at(1), String::new(), SECOND);
+    member.barrier(at(1), String::new(), Patience::Named(SECOND));
     let told = events(&mut member);
     assert!(matches!(
         &told[..],

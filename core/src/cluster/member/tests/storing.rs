@@ -7,7 +7,8 @@ use crate::wire::limits;
 #[test]
 fn what_has_no_answer_is_asked_again_with_its_number_in_the_order_of_the_first_time() {
     let mut member = active();
-    let asked = [put("a"), get("b"), add("n")].map(|ask| (member.ask_store(at(1), ask.clone(), 9 * SECOND), ask));
+    let asked = [put("a"), get("b"), add("n")]
+        .map(|ask| (member.ask_store(at(1), ask.clone(), Patience::Named(9 * SECOND)), ask));
     let frames = |waits: u64| -> Vec<Frame> {
         let frame = |(request, ask): (u64, StoreAsk)| Frame::Store { request, ask: within(ask, waits) };
         asked.iter().cloned().map(frame).collect()
@@ -31,7 +32,7 @@ fn what_has_no_answer_is_asked_again_with_its_number_in_the_order_of_the_first_t
 fn what_is_asked_of_the_store_before_the_job_formed_is_sent_when_it_did() {
     let mut member = worker();
     member.handle_connected(at(0));
-    let request = member.ask_store(at(0), put("a"), SECOND);
+    let request = member.ask_store(at(0), put("a"), Patience::Named(SECOND));
     assert!(matches!(&sent(&mut member)[..], [Frame::Join(_)]));
     member.handle_frame(at(1), Frame::View(view(1)));
     assert_eq!(sent(&mut member), [Frame::Store { request, ask: put("a") }]);
@@ -40,7 +41,7 @@ fn what_is_asked_of_the_store_before_the_job_formed_is_sent_when_it_did() {
 #[test]
 fn a_request_ends_shortly_after_its_time_even_if_nobody_answers() {
     let mut member = active();
-    let request = member.ask_store(at(1), get("a"), 5 * SECOND);
+    let request = member.ask_store(at(1), get("a"), Patience::Named(5 * SECOND));
     member.handle_timeout(at(7));
     assert_eq!(events(&mut member), [], "the coordinator's verdict may be on its way");
     member.handle_timeout(at(8));
@@ -56,9 +57,9 @@ fn a_request_ends_shortly_after_its_time_even_if_nobody_answers() {
 #[test]
 fn what_cannot_travel_to_the_store_fails_at_once() {
     let mut member = active();
-    member.ask_store(at(1), put(""), SECOND);
+    member.ask_store(at(1), put(""), Patience::Named(SECOND));
     let large = vec![0; limits::STORE_VALUE_BYTES_MAX + 1];
-    member.ask_store(at(1), StoreAsk::Append { key: "a".to_owned(), value: large }, SECOND);
+    member.ask_store(at(1), StoreAsk::Append { key: "a".to_owned(), value: large }, Patience::Named(SECOND));
     let told = commands(&mut member);
     assert!(matches!(
         &told[..],
@@ -73,31 +74,31 @@ fn what_cannot_travel_to_the_store_fails_at_once() {
 fn no_more_changes_are_under_way_than_the_coordinator_remembers() {
     let mut member = active();
     for _ in 0..limits::STORE_CHANGES_MAX {
-        member.ask_store(at(1), add("n"), SECOND);
+        member.ask_store(at(1), add("n"), Patience::Named(SECOND));
     }
     assert_eq!(events(&mut member), []);
-    member.ask_store(at(1), add("n"), SECOND);
+    member.ask_store(at(1), add("n"), Patience::Named(SECOND));
     assert!(matches!(&events(&mut member)[..], [MemberEvent::StoreDone { outcome: Err(Error::Exhausted { .. }), .. }]));
     let reads = limits::STORE_WAITS_MAX - limits::STORE_CHANGES_MAX;
     for _ in 0..reads {
-        member.ask_store(at(1), get("a"), SECOND);
+        member.ask_store(at(1), get("a"), Patience::Named(SECOND));
     }
     assert_eq!(events(&mut member), [], "reads change nothing");
-    member.ask_store(at(1), get("a"), SECOND);
+    member.ask_store(at(1), get("a"), Patience::Named(SECOND));
     assert!(matches!(&events(&mut member)[..], [MemberEvent::StoreDone { outcome: Err(Error::Exhausted { .. }), .. }]));
 }
 
 #[test]
 fn requests_to_the_store_fail_when_the_member_leaves_and_with_the_cause_of_the_end() {
     let mut member = active();
-    let request = member.ask_store(at(1), get("a"), 9 * SECOND);
+    let request = member.ask_store(at(1), get("a"), Patience::Named(9 * SECOND));
     member.leave();
     assert!(matches!(
         &events(&mut member)[..],
         [MemberEvent::StoreDone { request: ended, outcome: Err(Error::FailedPrecondition { .. }) }] if *ended == request
     ));
     let mut member = active();
-    let request = member.ask_store(at(1), get("a"), 9 * SECOND);
+    let request = member.ask_store(at(1), get("a"), Patience::Named(9 * SECOND));
     member.handle_frame(at(2), Frame::Refused(Error::Cancelled));
     let ended = MemberEvent::StoreDone { request, outcome: Err(Error::Cancelled) };
     assert_eq!(events(&mut member), [ended, MemberEvent::Failed(Error::Cancelled)]);
@@ -106,7 +107,7 @@ fn requests_to_the_store_fail_when_the_member_leaves_and_with_the_cause_of_the_e
 #[test]
 fn an_answer_of_another_kind_ends_the_membership() {
     let mut member = active();
-    let request = member.ask_store(at(1), add("n"), SECOND);
+    let request = member.ask_store(at(1), add("n"), Patience::Named(SECOND));
     member.handle_frame(at(1), Frame::StoreDone { request, outcome: Ok(StoreAnswer::Keys(Vec::new())) });
     assert!(matches!(events(&mut member).last(), Some(MemberEvent::Failed(Error::Protocol { .. }))));
 }

@@ -16,7 +16,7 @@ fn at_the_end_everything_pending_fails_with_the_cause_and_then_the_member_does_o
     let cause = Error::PeerLost { member: "worker 0".to_owned(), host: "n0".to_owned(), cause: "kill".to_owned() };
     let mut member = active();
     let declare = member.declare(vec![spec("a")], false);
-    let barrier = member.barrier(at(1), "epoch".to_owned(), SECOND);
+    let barrier = member.barrier(at(1), "epoch".to_owned(), Patience::Named(SECOND));
     commands(&mut member);
     let last = View { phase: Phase::Aborted(cause.clone()), ..view(2) };
     member.handle_frame(at(1), Frame::View(last.clone()));
