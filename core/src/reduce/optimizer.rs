@@ -174,9 +174,9 @@ impl OptimizerState {
     /// What a rule keeps of a part of `bytes` bytes that it has not changed yet.
     ///
     /// # Panics
-    /// If it cannot change elements of this type ([`Rule::check_dtype`]), or there is not a whole number of them.
+    /// If it cannot change elements of this type ([`Rule::changes`]), or there is not a whole number of them.
     pub fn new(rule: Rule, dtype: DType, bytes: u64) -> Self {
-        rule.check_dtype(dtype).expect("checked when the parameter was declared");
+        assert!(rule.changes(dtype), "checked when the parameter was declared");
         assert_eq!(bytes % dtype.bytes(), 0, "a part has whole elements");
         let elements = usize::try_from(bytes / dtype.bytes()).expect("they lie in memory");
         let masters = if dtype.accumulator() == dtype { 0 } else { elements };

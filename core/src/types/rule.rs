@@ -203,6 +203,12 @@ impl Rule {
         let mut rule = Self::of(row.optimizer);
         for (index, value) in settings.iter().enumerate() {
             rule.set(index, *value)?;
+            if rule.settings[index] != value.to_bits() {
+                return Err(Error::InvalidArgument {
+                    what: format!("rule {}: {} is {value}", row.name, row.settings[index].name),
+                    hint: "zero has no sign".to_owned(),
+                });
+            }
         }
         rule.check()
     }
@@ -236,18 +242,9 @@ impl Rule {
         f64::from_bits(self.settings[position.expect("a setting of this optimizer")])
     }
 
-    /// Refuses a parameter whose elements it cannot change.
-    ///
-    /// # Errors
-    /// [`Error::InvalidArgument`] for integers.
-    pub fn check_dtype(&self, dtype: DType) -> Result<()> {
-        if dtype.is_float() {
-            return Ok(());
-        }
-        Err(Error::InvalidArgument {
-            what: format!("rule {self} of a parameter of {dtype}"),
-            hint: "an optimizer changes floats; add to integers, or assign them".to_owned(),
-        })
+    /// Whether it can change elements of this type: floats.
+    pub const fn changes(&self, dtype: DType) -> bool {
+        dtype.is_float()
     }
 
     fn set(&mut self, index: usize, value: f64) -> Result<()> {
@@ -399,7 +396,8 @@ mod tests {
             assert!(Rule::from_wire(code, &vec![0.0; settings]).is_err(), "{code} {settings}");
         }
         assert!(Rule::from_wire(1, &[f64::NAN, 0.0, 0.0, 0.0, 0.0, 0.0]).is_err());
-        assert!(Rule::of(Optimizer::Sgd).check_dtype(DType::I32).is_err());
-        assert_eq!(Rule::of(Optimizer::Sgd).check_dtype(DType::BF16), Ok(()));
+        assert!(Rule::from_wire(1, &[0.1, -0.0, 0.0, 0.0, 0.0, 0.0]).is_err());
+        let sgd = Rule::of(Optimizer::Sgd);
+        assert_eq!([DType::BF16, DType::F64, DType::I32].map(|dtype| sgd.changes(dtype)), [true, true, false]);
     }
 }
