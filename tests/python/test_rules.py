@@ -148,10 +148,14 @@ def test_another_rule_is_refused_with_both():
     with pytest.raises(MismatchError, match=r"sgd:lr=0\.5") as raised:
         parameters.init(name, np.zeros(2, np.float32), rule=other)
     assert raised.value.fields["field"] == "rule"
-    if gradlane.rank() == 0:
-        with pytest.raises(MismatchError, match="none"):
-            parameters.init(name, np.zeros(2, np.float32))
     gradlane.barrier(f"refused {name}")
+
+
+def test_a_parameter_with_a_rule_is_none_without():
+    name = f"own rule {gradlane.rank()}"
+    parameters.init(name, np.zeros(2, np.float32), rule=rules.Lion())
+    with pytest.raises(MismatchError, match="has rule none"):
+        parameters.init(name, np.zeros(2, np.float32))
 
 
 @pytest.mark.parametrize(
