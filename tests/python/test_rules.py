@@ -154,7 +154,7 @@ def test_another_rule_is_refused_with_both():
 def test_a_parameter_with_a_rule_is_none_without():
     name = f"own rule {gradlane.rank()}"
     parameters.init(name, np.zeros(2, np.float32), rule=rules.Lion())
-    with pytest.raises(MismatchError, match="has rule none"):
+    with pytest.raises(MismatchError, match="now with rule none"):
         parameters.init(name, np.zeros(2, np.float32))
 
 
