@@ -12,7 +12,7 @@ This module works with any buffer and imports no framework; `gradlane.torch` off
 
 from __future__ import annotations
 
-from gradlane import elastic, parameters, timeline
+from gradlane import elastic, parameters, rules, timeline
 from gradlane._collectives import (
     all_gather,
     all_gather_async,
@@ -162,6 +162,7 @@ __all__ = [
     "reduce_async",
     "reduce_scatter",
     "reduce_scatter_async",
+    "rules",
     "send",
     "send_async",
     "show_versions",

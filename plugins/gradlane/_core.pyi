@@ -231,6 +231,7 @@ class Session:
         waits: bool = False,
         device: int | None = None,
         streams: tuple[int | None, int | None] = ...,
+        rule: str | None = None,
     ) -> Handle:
         """Starts a use of a parameter: `access` is one of the names in `names_table()`.
 

@@ -17,6 +17,14 @@ A large tensor is cut into parts, which may lie on several servers. Each part is
 version of its own; a call returns the lowest. A change is made exactly once, also if a connection breaks meanwhile. The
 uses of one parameter by one worker come one after the other, in the order of the calls, so a worker reads what it wrote.
 
+With a *rule*, an optimizer of `gradlane.rules`, a change can be a gradient: `update="step"`. Each gradient is applied when
+it comes, with what the rule keeps of the parameter on the servers. This is asynchronous training:
+
+    parameters.init("w", weights, rule=rules.AdamW(lr=1e-3))
+    parameters.push_pull("w", gradients, out=weights, update="step")
+
+The rule is given to `init`, which every worker calls before it uses the parameter otherwise, with the same rule.
+
 In a job of one worker without servers, the worker keeps the parameters itself, in host memory.
 """
 
@@ -26,7 +34,7 @@ import sys
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from gradlane import _buffers, _core, _session
+from gradlane import _buffers, _core, _session, rules
 from gradlane._arguments import check_name, check_priority, check_timeout
 from gradlane._buffers import Buffer
 from gradlane._groups import located
@@ -37,32 +45,40 @@ from gradlane.errors import InvalidArgumentError
 
 __all__ = ["init", "init_async", "pull", "pull_async", "push", "push_async", "push_pull", "push_pull_async"]
 
-Update = Literal["add", "assign"]
-"""How a push changes a parameter: it adds to it, element by element, or it takes its place."""
+Update = Literal["add", "assign", "step"]
+"""How a push changes a parameter: it adds to it, element by element; it takes its place; or it is a gradient for its rule."""
+
+_rules: dict[str, str] = {}
+"""The rules that this worker has given to parameters of its session."""
 
 
-def init(name: str, value: Any, *, timeout: float | None = None) -> int:
+def init(name: str, value: Any, *, rule: rules.Rule | str | None = None, timeout: float | None = None) -> int:
     """Give a parameter its first value, unless it has one.
 
     If several workers call it, the first one wins, and the values of the others are not used. So pull the parameter
     afterwards.
 
     Args:
-        name: equal on all workers; its first use fixes dtype and shape.
+        name: equal on all workers; its first use fixes dtype, shape and rule.
         value: a tensor; it is only read.
+        rule: how gradients change it, such as `rules.SGD(lr=0.1)`, for parameters of floats; None if they do not.
         timeout: seconds for the whole operation; None takes the job's step timeout, which is also the upper bound.
     Returns:
         The present version.
     Raises:
-        MismatchError: `name` is in use with another dtype or shape, or it is the name of a sum (both sides are named).
+        MismatchError: `name` is in use with another dtype, shape or rule, or is that of a sum (both sides are named).
         FailedPreconditionError: the job has no server.
         InvalidArgumentError: an argument is not what it should be; it is named.
     """
+    _keep_rule(name, rule)
     return _begin("init", name, value, None, _options(0, timeout), waits=True).wait()
 
 
-def init_async(name: str, value: Any, *, timeout: float | None = None) -> Handle[int]:
+def init_async(
+    name: str, value: Any, *, rule: rules.Rule | str | None = None, timeout: float | None = None
+) -> Handle[int]:
     """Like `init`, but returns at once. Do not change `value` until the handle is done, nor resize it."""
+    _keep_rule(name, rule)
     return _begin("init", name, value, None, _options(0, timeout), waits=False)
 
 
@@ -73,8 +89,8 @@ def push(
 
     Args:
         name: that of a parameter that has a value.
-        value: what is added to it, or its new value; of its dtype and shape. It is only read.
-        update: "add" or "assign". Types of two bytes are added in float32. Sums of integers wrap.
+        value: what is added to it, its new value, or a gradient; of its dtype and shape. It is only read.
+        update: "add", "assign" or "step". Types of two bytes are added in float32. Sums of integers wrap.
         priority: higher goes first; only the order matters.
         timeout: as for `init`. A change that was given up may have been made.
     Returns:
@@ -82,7 +98,8 @@ def push(
     Raises:
         FailedPreconditionError: the parameter has no value yet, or the job has no server.
         MismatchError: as `init`.
-        InvalidArgumentError: an argument is not what it should be; it is named.
+        InvalidArgumentError: an argument is not what it should be, or a gradient for a parameter to which this worker
+            gave no rule; it is named.
     """
     return _begin(_pushing("push", update), name, value, None, _options(priority, timeout), waits=True).wait()
 
@@ -130,8 +147,8 @@ def push_pull(
 
     Args:
         name: that of a parameter that has a value.
-        value: what is added to it, or its new value; of its dtype and shape. Without `out` it must be writable, and the
-            parameter's value replaces it.
+        value: what is added to it, its new value, or a gradient; of its dtype and shape. Without `out` it must be
+            writable, and the parameter's value replaces it.
         out: a writable tensor for the parameter's value, of its dtype and shape, and on the same device as `value`.
         update: as for `push`.
         priority: higher goes first; only the order matters.
@@ -174,9 +191,20 @@ def _options(priority: object, timeout: float | None) -> _Options:
 
 def _pushing(call: str, update: object) -> str:
     """The native module's name of a push or push_pull that changes the parameter in this way."""
-    if update not in ("add", "assign"):
-        raise InvalidArgumentError(f'update={update!r}; give "add" or "assign"')
+    if update not in ("add", "assign", "step"):
+        raise InvalidArgumentError(f'update={update!r}; give "add", "assign" or "step"')
     return f"{call}_{update}"
+
+
+def _keep_rule(name: str, rule: object) -> None:
+    """Notes the rule that this worker gives to a parameter of its session."""
+    text = rules.text_of(rule)
+    check_name(name)
+    if not _rules:
+        _session.after_leaving(_rules.clear)
+    _rules.pop(name, None)
+    if text is not None:
+        _rules[name] = text
 
 
 def _begin(access: str, name: str, value: Any, out: Any, options: _Options, *, waits: bool) -> Handle[int]:
@@ -204,6 +232,7 @@ def _begin(access: str, name: str, value: Any, out: Any, options: _Options, *, w
         waits,
         source.device,
         (source.stream, None if target is None else target.stream),
+        _rules.get(name),
     )
     return Handle(native, lambda: _version_of(native))
 

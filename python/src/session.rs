@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use gradlane_core::engine::{FeedbackState, ParameterUse, Step, Thread};
 use gradlane_core::metrics::prometheus;
-use gradlane_core::types::{HostPlace, Passage, Priority, StoreAsk, TensorSpec};
+use gradlane_core::types::{HostPlace, Passage, Priority, StoreAsk, TensorKind, TensorSpec};
 use gradlane_session::c::LentSession;
 use gradlane_session::{
     Completions, Found, JoinRequest, Lent, Place, access_named, config, dtype_named, published, tensor_bytes,
@@ -203,7 +203,7 @@ impl Session {
 
     /// Uses a parameter. `address` is that of the value, of the change, or of the memory for the value, and `into` that of the memory for
     /// the value of a push_pull that is not in place. The other arguments are as for `submit`.
-    #[pyo3(signature = (name, dtype, shape, address, into, access, priority, timeout, owner, waits = false, device = None, streams = (None, None)))]
+    #[pyo3(signature = (name, dtype, shape, address, into, access, priority, timeout, owner, waits = false, device = None, streams = (None, None), rule = None))]
     #[expect(clippy::too_many_arguments, reason = "called once from Python, per use")]
     #[expect(unsafe_code, reason = "Python gives addresses")]
     fn access(
@@ -221,11 +221,13 @@ impl Session {
         waits: bool,
         device: Option<u16>,
         streams: (Option<u64>, Option<u64>),
+        rule: Option<&str>,
     ) -> PyResult<Handle> {
         let parts = self.0.get(py)?;
         release(py, &parts.owners);
         parts.hand_in(py, owner, |ended| {
-            let tensor = TensorSpec::parameter(name, dtype_named(dtype)?, shape);
+            let kind = TensorKind::Parameter { rule: rule.map(str::parse).transpose()? };
+            let tensor = TensorSpec { kind, ..TensorSpec::parameter(name, dtype_named(dtype)?, shape) };
             let bytes = tensor_bytes(&tensor)?;
             let mut lender = parts.inner.lender(device);
             // SAFETY: as for `submit`.

@@ -34,12 +34,14 @@ mod element;
 mod f16c;
 mod finite;
 mod kernels;
+mod optimizer;
 mod passes;
 
 use std::ops::DerefMut;
 
 pub use kernels::Kernels;
 pub(crate) use kernels::Loops;
+pub use optimizer::OptimizerState;
 
 use self::passes::Pass;
 use crate::types::{DType, Op};

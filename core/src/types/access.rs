@@ -39,6 +39,8 @@ pub enum Update {
     Add,
     /// Takes its place.
     Assign,
+    /// Is a gradient, by which the rule of the parameter changes it.
+    Step,
 }
 
 /// How often a part of a parameter was given a value: 0 before the first, and one more with each change.
@@ -57,8 +59,20 @@ impl Demand {
                 op.check(tensor.dtype)?;
                 tensor.participants.check_op(&tensor.name, op)
             }
-            (Self::Access(_), TensorKind::Parameter) => Ok(()),
-            (Self::Reduce { .. }, TensorKind::Parameter) => Err(Error::InvalidArgument {
+            (Self::Access(access), TensorKind::Parameter { rule: None }) if access.steps() => {
+                Err(Error::InvalidArgument {
+                    what: format!("tensor {}: {access} of a parameter that has no rule", tensor.name),
+                    hint: "declare it with a rule, on all workers, such as sgd:lr=0.1".to_owned(),
+                })
+            }
+            (Self::Access(_), TensorKind::Parameter { rule: Some(rule) }) if !rule.changes(tensor.dtype) => {
+                Err(Error::InvalidArgument {
+                    what: format!("tensor {}: rule {rule} of a parameter of {}", tensor.name, tensor.dtype),
+                    hint: "an optimizer changes floats; add to integers, or assign them".to_owned(),
+                })
+            }
+            (Self::Access(_), TensorKind::Parameter { .. }) => Ok(()),
+            (Self::Reduce { .. }, TensorKind::Parameter { .. }) => Err(Error::InvalidArgument {
                 what: format!("tensor {}: it is a parameter, and parameters are not reduced in rounds", tensor.name),
                 hint: "push to it and pull it, or reduce a tensor of another name".to_owned(),
             }),
@@ -116,14 +130,21 @@ impl fmt::Display for Demand {
 
 impl Access {
     /// All of them, in the order of their codes.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 8] = [
         Self::Init,
         Self::Push(Update::Add),
         Self::Push(Update::Assign),
         Self::Pull,
         Self::PushPull(Update::Add),
         Self::PushPull(Update::Assign),
+        Self::Push(Update::Step),
+        Self::PushPull(Update::Step),
     ];
+
+    /// Whether it applies the rule of the parameter.
+    pub const fn steps(self) -> bool {
+        matches!(self, Self::Push(Update::Step) | Self::PushPull(Update::Step))
+    }
 
     /// Whether a value or a change goes to the server.
     pub const fn sends(self) -> bool {
@@ -150,6 +171,8 @@ impl Access {
             Self::Pull => 4,
             Self::PushPull(Update::Add) => 5,
             Self::PushPull(Update::Assign) => 6,
+            Self::Push(Update::Step) => 7,
+            Self::PushPull(Update::Step) => 8,
         }
     }
 
@@ -168,6 +191,8 @@ impl fmt::Display for Access {
             Self::Pull => "pull",
             Self::PushPull(Update::Add) => "push_pull (add)",
             Self::PushPull(Update::Assign) => "push_pull (assign)",
+            Self::Push(Update::Step) => "push (step)",
+            Self::PushPull(Update::Step) => "push_pull (step)",
         })
     }
 }
@@ -181,24 +206,31 @@ impl fmt::Display for Version {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::types::DType;
+    use crate::types::{DType, Optimizer, Rule};
 
     #[test]
     fn every_use_has_its_code() {
         for access in Access::ALL {
             assert_eq!(Access::from_code(access.code()), Some(access));
         }
-        assert_eq!((Access::from_code(0), Access::from_code(7)), (None, None));
+        assert_eq!((Access::from_code(0), Access::from_code(9)), (None, None));
     }
 
     #[test]
     fn a_kind_does_what_it_can() {
         let sum = TensorSpec::new("w", DType::F32, vec![2]);
-        let parameter = TensorSpec { kind: TensorKind::Parameter, ..sum.clone() };
+        let parameter = TensorSpec { kind: TensorKind::PLAIN_PARAMETER, ..sum.clone() };
         let (reduce, pull) = (Demand::Reduce { op: Op::Sum, weight: 1.0 }, Demand::Access(Access::Pull));
         assert_eq!((reduce.check(&sum), pull.check(&parameter)), (Ok(()), Ok(())));
-        for (refused, why) in [(reduce.check(&parameter), "not reduced in rounds"), (pull.check(&sum), "pull of a sum")]
-        {
+        let step = Demand::Access(Access::Push(Update::Step));
+        assert_eq!(step.check(&parameter.clone().with_rule(Rule::of(Optimizer::Sgd))), Ok(()));
+        let of_integers = TensorSpec { dtype: DType::I32, ..parameter.clone().with_rule(Rule::of(Optimizer::Sgd)) };
+        for (refused, why) in [
+            (reduce.check(&parameter), "not reduced in rounds"),
+            (pull.check(&sum), "pull of a sum"),
+            (step.check(&parameter), "has no rule"),
+            (pull.check(&of_integers), "rule sgd of a parameter of int32"),
+        ] {
             let error = refused.unwrap_err().to_string();
             assert!(error.contains("tensor w") && error.contains(why), "{error}");
         }

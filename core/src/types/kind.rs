@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::{CodecSpec, DType, Op, Participants, WorkerId};
+use super::{CodecSpec, DType, Op, Participants, Rule, WorkerId};
 use crate::error::{Claim, Error, Tensors};
 
 /// What a server does with the parts of a tensor. It is a part of the tensor's declaration and of its layout.
@@ -14,19 +14,37 @@ pub enum TensorKind {
         codec: CodecSpec,
     },
     /// It keeps the tensor. Each worker changes it and reads it by itself, at any time.
-    Parameter,
+    Parameter {
+        /// How a gradient changes it; `None` if gradients do not.
+        rule: Option<Rule>,
+    },
 }
 
 impl TensorKind {
     /// A sum of elements that travel unchanged.
     pub const PLAIN_SUM: Self = Self::Sum { codec: CodecSpec::PLAIN };
+    /// A parameter that no gradient changes.
+    pub const PLAIN_PARAMETER: Self = Self::Parameter { rule: None };
 
     /// How the parts of such a tensor travel.
     pub const fn codec(self) -> CodecSpec {
         match self {
             Self::Sum { codec } => codec,
-            Self::Parameter => CodecSpec::PLAIN,
+            Self::Parameter { .. } => CodecSpec::PLAIN,
         }
+    }
+
+    /// The rule by which gradients change such a tensor.
+    pub const fn rule(self) -> Option<Rule> {
+        match self {
+            Self::Sum { .. } => None,
+            Self::Parameter { rule } => rule,
+        }
+    }
+
+    /// Whether it is a parameter.
+    pub const fn is_parameter(self) -> bool {
+        matches!(self, Self::Parameter { .. })
     }
 }
 
@@ -35,7 +53,8 @@ impl fmt::Display for TensorKind {
         match self {
             Self::Sum { codec } if codec.is_plain() => f.write_str("sum"),
             Self::Sum { codec } => write!(f, "sum as {codec}"),
-            Self::Parameter => f.write_str("parameter"),
+            Self::Parameter { rule: None } => f.write_str("parameter"),
+            Self::Parameter { rule: Some(rule) } => write!(f, "parameter by {rule}"),
         }
     }
 }
@@ -103,8 +122,14 @@ impl Declared<'_> {
             (TensorKind::Sum { codec: one }, TensorKind::Sum { codec: other }) if one != other => {
                 return differs("codec", &one, &other);
             }
-            (TensorKind::Sum { .. }, TensorKind::Sum { .. }) | (TensorKind::Parameter, TensorKind::Parameter) => {}
-            (TensorKind::Sum { .. }, TensorKind::Parameter) | (TensorKind::Parameter, TensorKind::Sum { .. }) => {
+            (TensorKind::Parameter { rule: one }, TensorKind::Parameter { rule: other }) if one != other => {
+                let [one, other] = [one, other].map(|rule| rule.map_or("none".to_owned(), |rule| rule.to_string()));
+                return differs("rule", &one, &other);
+            }
+            (TensorKind::Sum { .. }, TensorKind::Sum { .. })
+            | (TensorKind::Parameter { .. }, TensorKind::Parameter { .. }) => {}
+            (TensorKind::Sum { .. }, TensorKind::Parameter { .. })
+            | (TensorKind::Parameter { .. }, TensorKind::Sum { .. }) => {
                 return differs("kind", &self.kind, &second.kind);
             }
         }
@@ -158,7 +183,7 @@ mod tests {
             ("name", "w", "v", TensorSpec { name: "v".to_owned(), ..spec.clone() }),
             ("dtype", "float32", "float16", TensorSpec { dtype: DType::F16, ..spec.clone() }),
             ("shape", "[2, 3]", "[3, 2]", TensorSpec { shape: vec![3, 2], ..spec.clone() }),
-            ("kind", "sum", "parameter", TensorSpec { kind: TensorKind::Parameter, ..spec.clone() }),
+            ("kind", "sum", "parameter", TensorSpec { kind: TensorKind::PLAIN_PARAMETER, ..spec.clone() }),
             ("codec", "none", "bf16", spec.clone().with_codec(CodecSpec::BF16)),
             ("participants", "all workers", "workers {1}", spec.clone().with_participants(only(1))),
         ];
@@ -170,6 +195,13 @@ mod tests {
             let back = other.declared().difference(&spec.declared()).unwrap();
             assert_eq!((back.first, back.second), (found.second, found.first));
         }
+        let by = |rule: &str| TensorSpec::parameter("w", DType::F32, vec![2]).with_rule(rule.parse().unwrap());
+        let (plain, slow, fast) = (TensorSpec::parameter("w", DType::F32, vec![2]), by("sgd"), by("sgd:lr=0.1"));
+        for (one, other, said) in [(&slow, &fast, ["sgd", "sgd:lr=0.1"]), (&plain, &slow, ["none", "sgd"])] {
+            let found = one.declared().difference(&other.declared()).unwrap();
+            assert_eq!((found.field, [&*found.first, &*found.second]), ("rule", said));
+        }
+        assert_eq!(fast.declared().difference(&by("sgd:lr=0.1").declared()), None);
     }
 
     #[test]

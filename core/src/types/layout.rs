@@ -4,7 +4,7 @@
 use std::fmt;
 
 use super::{
-    CodecChoice, CodecSpec, DType, Declared, Extent, PartId, Participants, ServerId, Span, TensorKey, TensorKind,
+    CodecChoice, CodecSpec, DType, Declared, Extent, PartId, Participants, Rule, ServerId, Span, TensorKey, TensorKind,
 };
 use crate::error::Result;
 
@@ -52,7 +52,13 @@ impl TensorSpec {
 
     /// A parameter: a tensor that servers keep, and that each worker changes and reads by itself.
     pub fn parameter(name: impl Into<String>, dtype: DType, shape: Vec<u64>) -> Self {
-        Self { kind: TensorKind::Parameter, ..Self::new(name, dtype, shape) }
+        Self { kind: TensorKind::PLAIN_PARAMETER, ..Self::new(name, dtype, shape) }
+    }
+
+    /// The same tensor as a parameter that gradients change by this rule.
+    #[must_use]
+    pub fn with_rule(self, rule: Rule) -> Self {
+        Self { kind: TensorKind::Parameter { rule: Some(rule) }, ..self }
     }
 
     /// What is compared with the declarations of other workers.

@@ -9,10 +9,10 @@ use super::{
 };
 use crate::error::{Claim, ERRORS, Error, ErrorKind, FieldSource, Tensors};
 use crate::types::{
-    Access, Address, CodecSpec, DType, Encoding, Epoch, Holdings, Incarnation, MachineId, Member, NodeId, Op, PartId,
-    PartLayout, Participants, Passage, Phase, Piece, Process, Role, Round, Scheme, ServerId, Span, StepReport,
-    StoreAnswer, StoreAsk, SumId, TensorKey, TensorKind, TensorSpec, Time, Update, Version, View, Wiring, WorkerId,
-    WorkerSet, WorkersKey,
+    Access, Address, CodecSpec, DType, Encoding, Epoch, Holdings, Incarnation, MachineId, Member, NodeId, Op,
+    Optimizer, PartId, PartLayout, Participants, Passage, Phase, Piece, Process, Role, Round, Rule, Scheme, ServerId,
+    Span, StepReport, StoreAnswer, StoreAsk, SumId, TensorKey, TensorKind, TensorSpec, Time, Update, Version, View,
+    Wiring, WorkerId, WorkerSet, WorkersKey,
 };
 
 /// At least one frame of each kind, in the order of the declaration.
@@ -40,6 +40,11 @@ pub fn frames() -> Vec<Frame> {
             fuse: false,
         },
         Frame::Declare { request: 9, tensors: vec![TensorSpec::parameter("p", DType::F32, vec![3])], fuse: false },
+        Frame::Declare {
+            request: 9,
+            tensors: vec![TensorSpec::parameter("p", DType::F32, vec![3]).with_rule(Rule::of(Optimizer::Lion))],
+            fuse: false,
+        },
         Frame::Undeclare { request: 11, names: vec!["w".to_owned()] },
         Frame::Barrier { request: 10, name: "end".to_owned(), timeout: Duration::from_nanos(6) },
         store(StoreAsk::Put { key: "k".to_owned(), value: b"v1".to_vec(), expected: Some(b"v".to_vec()) }),
@@ -190,6 +195,7 @@ pub fn headers() -> Vec<Header> {
         access: Access::PushPull(Update::Add),
         urgency: 6,
         part_bytes: 4096,
+        rule: None,
         sent: Sent::Whole { checksum: Some(0xdead_beef) },
     };
     let value = Value { target: target(), version: Version(5), part_bytes: 4096, checksum: true };
@@ -225,6 +231,7 @@ pub fn headers() -> Vec<Header> {
         Header::Reject(Reject { about: target().about(), error_bytes: 9 }),
         Header::Use(part_use),
         Header::Use(Use { access: Access::Pull, sent: Sent::Nothing { checked: true }, ..part_use }),
+        Header::Use(Use { access: Access::Push(Update::Step), rule: Some(Rule::of(Optimizer::AdamW)), ..part_use }),
         Header::Value(value),
         Header::Value(Value { part_bytes: 0, checksum: false, ..value }),
         Header::Reject(Reject { about: part_use.about(), error_bytes: 9 }),

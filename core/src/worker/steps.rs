@@ -304,7 +304,8 @@ impl Worker {
                 true => Sent::Whole { checksum: None },
                 false => Sent::Nothing { checked: false },
             };
-            return Request::Use(wire::Use { target, dtype, access, urgency, part_bytes, sent });
+            let rule = part.layout.kind.rule();
+            return Request::Use(wire::Use { target, dtype, access, urgency, part_bytes, rule, sent });
         }
         let ((op, weight), participants) = (part.reduction(), part.participants.clone());
         let weight = match (op, coding) {

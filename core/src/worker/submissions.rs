@@ -21,9 +21,7 @@ use crate::error::{Error, Result};
 use crate::pipeline::registry::{Lookup, ReadyPart, Submitted, Unit, Whole};
 use crate::pipeline::{Duty, Route};
 use crate::sched::{GroupId, TaskId, TaskSpec};
-use crate::types::{
-    Defect, Demand, DeviceKind, InCopies, PartLayout, Priority, TensorKey, TensorKind, TensorSpec, Time, planted,
-};
+use crate::types::{Defect, Demand, DeviceKind, InCopies, PartLayout, Priority, TensorKey, TensorSpec, Time, planted};
 
 impl Worker {
     /// Notes that these tensors are wanted, and asks for the layout of those that are not known. Returns the request whose answer brings
@@ -173,7 +171,7 @@ impl Worker {
 
     /// Connects to the servers, if `spec` is the first parameter of a worker that needs no server for its sums.
     fn reach_servers(&mut self, now: Time, spec: &TensorSpec) -> Result<()> {
-        if spec.kind != TensorKind::Parameter || self.uses_parameters || self.ended.is_some() {
+        if !spec.kind.is_parameter() || self.uses_parameters || self.ended.is_some() {
             return Ok(());
         }
         if self.here().servers.is_empty() {

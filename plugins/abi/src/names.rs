@@ -112,8 +112,16 @@ impl GradlaneOp {
 
 impl GradlaneAccess {
     /// Every use of a parameter, in the order of the numbers.
-    pub const ALL: [Self; 6] =
-        [Self::Init, Self::PushAdd, Self::PushAssign, Self::Pull, Self::PushPullAdd, Self::PushPullAssign];
+    pub const ALL: [Self; 8] = [
+        Self::Init,
+        Self::PushAdd,
+        Self::PushAssign,
+        Self::Pull,
+        Self::PushPullAdd,
+        Self::PushPullAssign,
+        Self::PushStep,
+        Self::PushPullStep,
+    ];
 
     /// The name in Python's native module, such as `push_add`.
     pub const fn name(self) -> &'static str {
@@ -124,6 +132,8 @@ impl GradlaneAccess {
             Self::Pull => "pull",
             Self::PushPullAdd => "push_pull_add",
             Self::PushPullAssign => "push_pull_assign",
+            Self::PushStep => "push_step",
+            Self::PushPullStep => "push_pull_step",
         }
     }
 

@@ -77,6 +77,10 @@ pub enum GradlaneAccess {
     PushPullAdd = 5,
     /// Takes its place, and reads the value that this makes.
     PushPullAssign = 6,
+    /// Is a gradient, by which the rule of the parameter changes it.
+    PushStep = 7,
+    /// Is a gradient, and reads the value that the rule makes.
+    PushPullStep = 8,
 }
 
 /// The memory of a tensor.
@@ -227,6 +231,9 @@ pub struct GradlaneParameterUse {
     pub callback: GradlaneCallback,
     /// The last argument of `callback`.
     pub user: *mut c_void,
+    /// How gradients change the parameter, such as `sgd:lr=0.1,momentum=0.9`, in every use of it and equal on all workers; NULL if they do
+    /// not.
+    pub rule: *const c_char,
 }
 
 /// What `gradlane_begin_step` says. A program sets `struct_size`, and the library the other fields.
@@ -325,6 +332,7 @@ impl GradlaneParameterUse {
             reserved: 0,
             callback: None,
             user: null_mut(),
+            rule: null(),
         }
     }
 }

@@ -5,7 +5,7 @@ use std::sync::{Mutex, PoisonError};
 
 use gradlane_core::engine::{Memory, ParameterUse};
 use gradlane_core::mem::Region;
-use gradlane_core::reduce::Kernels;
+use gradlane_core::reduce::{Kernels, OptimizerState};
 use gradlane_core::types::{Access, TensorSpec, Update, Version, WorkerId};
 use gradlane_core::{Error, Result};
 
@@ -33,6 +33,8 @@ struct Parameter {
     /// Empty before the first value.
     value: Vec<u8>,
     version: Version,
+    /// What its rule keeps, once the rule was applied.
+    optimizer: Option<OptimizerState>,
 }
 
 impl Parameters {
@@ -105,7 +107,7 @@ impl Parameters {
 
 impl Parameter {
     fn unset(tensor: &TensorSpec) -> Self {
-        Self { tensor: tensor.clone(), value: Vec::new(), version: Version::default() }
+        Self { tensor: tensor.clone(), value: Vec::new(), version: Version::default(), optimizer: None }
     }
 
     fn is_set(&self) -> bool {
@@ -117,6 +119,17 @@ impl Parameter {
         match update {
             Update::Assign => change.clone_into(&mut self.value),
             Update::Add => kernels.add_elements(dtype, change, &mut self.value, |bytes| vec![0; bytes]),
+            Update::Step => {
+                let rule = self.tensor.kind.rule().expect("a step without a rule was refused");
+                let bytes = self.value.len() as u64;
+                let optimizer = self.optimizer.get_or_insert_with(|| OptimizerState::new(rule, dtype, bytes));
+                let mut next = change.to_vec();
+                optimizer.step(kernels, [(&self.value[..], &mut next[..])]);
+                self.value = next;
+            }
+        }
+        if let Some(optimizer) = self.optimizer.as_mut().filter(|_| update != Update::Step) {
+            optimizer.handle_changed();
         }
         self.version.0 += 1;
     }

@@ -66,6 +66,8 @@ pub(crate) const fn access_of(access: GradlaneAccess) -> Access {
         GradlaneAccess::Pull => Access::Pull,
         GradlaneAccess::PushPullAdd => Access::PushPull(Update::Add),
         GradlaneAccess::PushPullAssign => Access::PushPull(Update::Assign),
+        GradlaneAccess::PushStep => Access::Push(Update::Step),
+        GradlaneAccess::PushPullStep => Access::PushPull(Update::Step),
     }
 }
 

@@ -64,7 +64,7 @@ impl Registry {
 
     /// Whether servers keep the value of a tensor.
     pub(super) fn has_parameters(&self) -> bool {
-        self.tensors.values().any(|entry| entry.spec.kind == TensorKind::Parameter)
+        self.tensors.values().any(|entry| entry.spec.kind.is_parameter())
     }
 
     /// The tensors and the server of each part.
@@ -276,7 +276,7 @@ impl Entry {
     fn is_released_by(&self, workers: &WorkerSet) -> bool {
         let takes_part = |worker| match self.spec.kind {
             TensorKind::Sum { .. } => self.spec.participants.contains(worker),
-            TensorKind::Parameter => self.users.contains(worker),
+            TensorKind::Parameter { .. } => self.users.contains(worker),
         };
         workers.iter().all(|worker| !takes_part(worker) || self.released.contains(worker))
     }

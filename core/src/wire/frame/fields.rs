@@ -4,7 +4,8 @@ use super::{Forming, Health, Hold, Join, MemberStatus, Names, Progress, Stall, S
 use crate::error::Result;
 use crate::types::{
     Address, CodecSpec, DType, Epoch, Incarnation, MachineId, Member, NodeId, PartId, PartLayout, Participants, Phase,
-    Piece, Process, Role, Scheme, ServerId, Span, TensorKey, TensorKind, TensorSpec, View, Wiring, WorkerId, WorkerSet,
+    Piece, Process, Role, Rule, Scheme, ServerId, Span, TensorKey, TensorKind, TensorSpec, View, Wiring, WorkerId,
+    WorkerSet,
 };
 use crate::wire::codec::{Reader, Writer};
 use crate::wire::limits::{
@@ -195,14 +196,17 @@ impl Field for TensorKind {
                 writer.u8(kind_code::SUM);
                 codec.write(writer);
             }
-            Self::Parameter => writer.u8(kind_code::PARAMETER),
+            Self::Parameter { rule } => {
+                writer.u8(kind_code::PARAMETER);
+                writer.option(rule.as_ref(), |writer, rule| rule.write(writer));
+            }
         }
     }
 
     fn read(reader: &mut Reader<'_>) -> Result<Self> {
         match reader.u8("tensor kind")? {
             kind_code::SUM => Ok(Self::Sum { codec: CodecSpec::read(reader)? }),
-            kind_code::PARAMETER => Ok(Self::Parameter),
+            kind_code::PARAMETER => Ok(Self::Parameter { rule: reader.option("rule", Rule::read)? }),
             code => Err(reader.bad("tensor kind", format!("is {code}"))),
         }
     }
@@ -228,11 +232,29 @@ impl Field for CodecSpec {
     }
 }
 
-/// Reads an element type, and a kind whose codec encodes it.
+impl Field for Rule {
+    fn write(&self, writer: &mut Writer) {
+        writer.u8(self.code());
+        let settings: Vec<f64> = self.settings().collect();
+        writer.list(&settings, |writer, setting| writer.u64(setting.to_bits()));
+    }
+
+    fn read(reader: &mut Reader<'_>) -> Result<Self> {
+        let code = reader.u8("rule")?;
+        let settings = reader.list(Self::SETTINGS_MAX, "settings of a rule", |reader| reader.u64("setting"))?;
+        let settings: Vec<f64> = settings.into_iter().map(f64::from_bits).collect();
+        Self::from_wire(code, &settings).map_err(|error| reader.bad("rule", error.to_string()))
+    }
+}
+
+/// Reads an element type, and a kind whose codec encodes it, or whose rule changes it.
 fn read_form(reader: &mut Reader<'_>) -> Result<(DType, TensorKind)> {
     let (dtype, kind) = (DType::read(reader)?, TensorKind::read(reader)?);
     if !kind.codec().encodes(dtype) {
         return Err(reader.bad("codec", format!("is {} of {dtype}", kind.codec())));
+    }
+    if let Some(rule) = kind.rule().filter(|rule| !rule.changes(dtype)) {
+        return Err(reader.bad("rule", format!("is {rule} of {dtype}")));
     }
     Ok((dtype, kind))
 }

@@ -15,6 +15,7 @@ mod sum;
 use fields::{Fields, HEADER_BYTES_MAX, MAGIC, REJECT, at, front};
 
 const _: () = assert!(HEADER_BYTES + sum::BEHIND_BYTES_MAX <= HEADER_BYTES_MAX);
+const _: () = assert!(HEADER_BYTES + parameter::BEHIND_BYTES_MAX <= HEADER_BYTES_MAX);
 
 impl Header {
     /// The header's bytes on the wire: 64, and what follows them in some headers.
@@ -24,7 +25,7 @@ impl Header {
             Self::Withdraw(header) => header.encode(),
             Self::Restore(header) => header.encode(),
             Self::Sum(header) => header.encode(),
-            Self::Use(header) => header.encode().to_vec(),
+            Self::Use(header) => header.encode(),
             Self::Value(header) => header.encode().to_vec(),
             Self::Reject(header) => header.encode().to_vec(),
             Self::Unknown(about) => unknown(*about).to_vec(),
@@ -73,7 +74,7 @@ impl Request {
             Self::Contribute(header) => header.encode(),
             Self::Withdraw(header) => header.encode(),
             Self::Restore(header) => header.encode(),
-            Self::Use(header) => header.encode().to_vec(),
+            Self::Use(header) => header.encode(),
             Self::Unknown(about) => unknown(*about).to_vec(),
         }
     }
@@ -84,7 +85,8 @@ impl Request {
             Self::Contribute(header) => header.header_bytes(),
             Self::Withdraw(header) => header.header_bytes(),
             Self::Restore(header) => header.header_bytes(),
-            Self::Use(_) | Self::Unknown(_) => HEADER_BYTES,
+            Self::Use(header) => header.header_bytes(),
+            Self::Unknown(_) => HEADER_BYTES,
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use super::about::{About, Service};
 use super::sum::Target;
-use crate::types::{Access, DType, Version};
+use crate::types::{Access, DType, Rule, Version};
 
 /// A worker's use of a part of a parameter.
 ///
@@ -20,6 +20,8 @@ pub struct Use {
     pub urgency: u8,
     /// Bytes of the part.
     pub part_bytes: u64,
+    /// The rule of the parameter, as the worker has declared it.
+    pub rule: Option<Rule>,
     /// What follows.
     pub sent: Sent,
 }

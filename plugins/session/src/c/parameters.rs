@@ -6,12 +6,12 @@ use std::ptr::null;
 use std::time::Duration;
 
 use gradlane_core::engine::ParameterUse;
-use gradlane_core::types::{Priority, TensorSpec};
+use gradlane_core::types::{Priority, TensorKind, TensorSpec};
 use gradlane_core::{Error, Result};
 
 use super::answer::answer;
 use super::operations::{find, submit_with};
-use super::read::{device, limit, numbers, present, structures, tensor, write};
+use super::read::{device, limit, numbers, present, structures, tensor, text, write};
 use super::sessions::{Member, member};
 use crate::operation::wait_any;
 use crate::reduction::access_of;
@@ -121,6 +121,8 @@ unsafe fn asked(member: &Member, given: &GradlaneParameterUse) -> Result<Paramet
     let described = GradlaneTensor { struct_size: 0, name, shape, dimensions, codec: null(), dtype, reserved };
     // SAFETY: promised by the caller of this function.
     let TensorSpec { name, dtype, shape, .. } = unsafe { tensor(&described) }?;
+    // SAFETY: promised by the caller of this function.
+    let rule = (!given.rule.is_null()).then(|| unsafe { text(given.rule, "the rule") }).transpose()?;
     let access = GradlaneAccess::from_code(given.access).map(access_of).ok_or_else(|| Error::InvalidArgument {
         what: format!("tensor {name}: access {}", given.access),
         hint: "use a value of GradlaneAccess".to_owned(),
@@ -141,5 +143,7 @@ unsafe fn asked(member: &Member, given: &GradlaneParameterUse) -> Result<Paramet
         (memory, into.transpose()?)
     };
     let (priority, timeout) = (Priority(given.priority), limit(given.timeout_ms));
-    Ok(ParameterUse { tensor: TensorSpec::parameter(name, dtype, shape), access, memory, into, priority, timeout })
+    let kind = TensorKind::Parameter { rule: rule.map(|rule| rule.parse()).transpose()? };
+    let tensor = TensorSpec { kind, ..TensorSpec::parameter(name, dtype, shape) };
+    Ok(ParameterUse { tensor, access, memory, into, priority, timeout })
 }

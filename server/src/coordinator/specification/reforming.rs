@@ -1,6 +1,6 @@
 //! An elastic job takes in workers: behind a step it forms again.
 
-use gradlane_core::types::{Passage, StepReport, StoreAnswer, StoreAsk, TensorKind};
+use gradlane_core::types::{Passage, StepReport, StoreAnswer, StoreAsk};
 use gradlane_core::wire::frame::Forming;
 
 use super::stepping::{at_change, stepping_as};
@@ -129,7 +129,7 @@ fn places_are_kept_for_those_that_were_there() {
 #[test]
 fn nobody_is_taken_in_where_servers_keep_what_would_be_lost() {
     let declare = |job: &mut Job| {
-        let tensor = TensorSpec { kind: TensorKind::Parameter, ..TensorSpec::new("p", DType::F32, vec![4]) };
+        let tensor = TensorSpec::parameter("p", DType::F32, vec![4]);
         job.frame(0, Frame::Declare { request: 1, tensors: vec![tensor], fuse: false });
     };
     let mut before = elastic(2);

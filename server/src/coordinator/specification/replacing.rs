@@ -1,6 +1,6 @@
 //! An elastic job that outlives servers takes in a server in the place of a lost one: behind a step it forms again.
 
-use gradlane_core::types::{Holdings, StepReport, TensorKind};
+use gradlane_core::types::{Holdings, StepReport};
 
 use super::outliving::{kill_server, outliving_as, outliving_config};
 use super::reforming::ANEW;
@@ -108,7 +108,7 @@ fn servers_are_refused_where_they_cannot_be_taken_in() {
     many.join(NEW + 2, server(9));
     assert!(many.refusal(NEW + 2).to_string().contains("2 servers, and as many wait"));
     let mut parameters = outliving_as(CoordinatorConfig { servers: 1, ..config() }, 2);
-    let tensor = TensorSpec { kind: TensorKind::Parameter, ..TensorSpec::new("p", DType::F32, vec![4]) };
+    let tensor = TensorSpec::parameter("p", DType::F32, vec![4]);
     parameters.frame(0, Frame::Declare { request: 1, tensors: vec![tensor], fuse: false });
     parameters.join(NEW, server(7));
     assert!(parameters.refusal(NEW).to_string().contains("keeps parameters"));

@@ -1,6 +1,6 @@
 //! The steps of the part of a parameter.
 
-use gradlane_core::types::{DType, ExchangeId};
+use gradlane_core::types::{DType, ExchangeId, Rule};
 use gradlane_core::wire::Value;
 
 /// A step in the life of a part: `Receive`, then `Change` or `Forget`, for any number of exchanges at once, with `Answer` in between; `Drop`.
@@ -19,6 +19,8 @@ pub enum ValueStep {
         exchange: ExchangeId,
         /// The element type of the part.
         dtype: DType,
+        /// The rule of the parameter.
+        rule: Option<Rule>,
         /// How the value changes.
         change: Change,
     },
@@ -57,4 +59,6 @@ pub enum Change {
     Put,
     /// The body is added to the value, element by element: integers wrap, 16-bit floats are added in f32 and rounded once.
     Add,
+    /// The body is a gradient, to which the rule of the parameter is applied.
+    Step,
 }

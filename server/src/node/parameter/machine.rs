@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use gradlane_core::error::Error;
 use gradlane_core::types::{
-    Access, DType, Defect, ExchangeId, NodeId, PartId, Round, TensorKey, Time, Update, Version, WorkerId, planted,
+    Access, DType, Defect, ExchangeId, NodeId, PartId, Round, Rule, TensorKey, Time, Update, Version, WorkerId, planted,
 };
 use gradlane_core::wire::{About, Target, Use, Value};
 
@@ -37,7 +37,7 @@ pub(super) struct Part {
     pub(super) block_bytes: u64,
     /// Version 0 while it has no value.
     pub(super) version: Version,
-    /// Bytes that are booked for the value.
+    /// Bytes that are booked for the value, and for what the rule keeps beside it.
     pub(super) booked: u64,
     /// The latest change of each worker that was done.
     pub(super) ledger: BTreeMap<NodeId, Done>,
@@ -51,6 +51,7 @@ pub(super) struct Claim {
     pub(super) said_by: WorkerId,
     pub(super) dtype: DType,
     pub(super) bytes: u64,
+    pub(super) rule: Option<Rule>,
 }
 
 /// A change that was done.
@@ -222,7 +223,7 @@ impl Parameters {
     /// The body of a change is whole: does the change, and answers.
     fn apply(&mut self, exchange: ExchangeId, budget: &mut Budget) {
         self.commands.push_back(Command::Unroute { exchange });
-        let Exchange { sender, header, .. } = self.exchanges[&exchange];
+        let Exchange { sender, header, booked, .. } = self.exchanges[&exchange];
         let Target { part: id, round, .. } = header.target;
         let part = self.parts.get_mut(&id).expect("it has an exchange");
         let bytes = part.claim.bytes;
@@ -231,6 +232,7 @@ impl Parameters {
             Access::Init if is_first || planted(defect, Defect::InitOverwrites) => Some(Change::Put),
             Access::Push(Update::Assign) | Access::PushPull(Update::Assign) => Some(Change::Put),
             Access::Push(Update::Add) | Access::PushPull(Update::Add) => Some(Change::Add),
+            Access::Push(Update::Step) | Access::PushPull(Update::Step) => Some(Change::Step),
             // Another worker's came first.
             Access::Init | Access::Pull => None,
         };
@@ -240,7 +242,7 @@ impl Parameters {
                 part.version = Version(part.version.0 + u64::from(!is_kept));
                 part.ledger.insert(sender.node, Done { round, version: part.version });
                 self.last = Some((id.key, round));
-                ValueStep::Change { exchange, dtype: part.claim.dtype, change }
+                ValueStep::Change { exchange, dtype: part.claim.dtype, rule: part.claim.rule, change }
             }
             None => ValueStep::Forget { exchange },
         };
@@ -249,10 +251,10 @@ impl Parameters {
         let version = part.version;
         let kept = if header.access.receives() { bytes } else { 0 };
         if change.is_some() && is_first {
-            part.booked = bytes;
+            part.booked = booked;
             part.claim.said_by = sender.worker;
         } else if !planted(defect, Defect::ChangeBookingKept) {
-            budget.give_back(bytes - kept);
+            budget.give_back(booked - kept);
         }
         let entry = self.exchanges.get_mut(&exchange).expect("its body was on its way");
         (entry.state, entry.booked) = (State::Answering, kept);

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use gradlane_core::error::Result;
+use gradlane_core::reduce::OptimizerState;
 use gradlane_core::types::{
     Access, Declared, Defect, ExchangeId, Extent, PartId, Participants, Round, TensorKind, Time, Version, planted,
 };
@@ -97,7 +98,10 @@ impl Parameters {
             check_parts(self.parts.len())?;
         }
         let bytes = header.part_bytes;
-        budget.take(now, bytes)?;
+        // Of a first value, what its rule keeps beside it too.
+        let kept_beside = header.rule.filter(|_| header.access == Access::Init);
+        let booked = bytes + kept_beside.map_or(0, |rule| OptimizerState::bytes_of(&rule, header.dtype, bytes));
+        budget.take(now, booked)?;
         let crosses_network = self.membership.as_ref().is_none_or(|ours| ours.crosses_network);
         let block_bytes = self.config.block_bytes(bytes, crosses_network);
         let part = self.parts.entry(id).or_insert_with(|| Part {
@@ -110,7 +114,7 @@ impl Parameters {
         });
         part.open.insert((sender.node, exchange));
         let upload = ValueUpload { bytes, block_bytes: part.block_bytes, checksum };
-        self.exchanges.insert(exchange, Exchange { sender, header: *header, state: State::Landing, booked: bytes });
+        self.exchanges.insert(exchange, Exchange { sender, header: *header, state: State::Landing, booked });
         self.step(id, ValueStep::Receive { exchange, upload });
         if self.parts[&id].version > Version(0) && planted(self.config.defect, Defect::ChangeAnsweredEarly) {
             let made = Version(self.parts[&id].version.0 + 1);
@@ -143,7 +147,7 @@ impl Parameters {
 
 impl Claim {
     fn of(sender: Sender, header: &Use) -> Self {
-        Self { said_by: sender.worker, dtype: header.dtype, bytes: header.part_bytes }
+        Self { said_by: sender.worker, dtype: header.dtype, bytes: header.part_bytes, rule: header.rule }
     }
 
     /// Refuses what `second` says otherwise of `part`.
@@ -154,7 +158,7 @@ impl Claim {
     }
 
     fn declared(&self) -> Declared<'_> {
-        let (extent, kind) = (Extent::Bytes(self.bytes), TensorKind::Parameter);
+        let (extent, kind) = (Extent::Bytes(self.bytes), TensorKind::Parameter { rule: self.rule });
         Declared { name: None, dtype: self.dtype, extent, kind, op: None, participants: &Participants::ALL }
     }
 }

@@ -9,7 +9,7 @@ use gradlane_core::mem::{Copies, Frozen, Pool};
 use gradlane_core::reduce::Kernels;
 use gradlane_core::transport::Outgoing;
 use gradlane_core::types::{
-    Access, DType, Epoch, ExchangeId, LinkId, PartId, Phase, Round, TensorKey, Time, Update, Version, View,
+    Access, DType, Epoch, ExchangeId, LinkId, PartId, Phase, Round, Rule, TensorKey, Time, Update, Version, View,
 };
 use gradlane_core::wire::{Request, Response, Sent, Target, Use, Value, checksum};
 
@@ -23,6 +23,7 @@ use crate::node::store::Store;
 
 const ADD: Access = Access::Push(Update::Add);
 const ASSIGN: Access = Access::Push(Update::Assign);
+const STEP: Access = Access::Push(Update::Step);
 const ADD_PULL: Access = Access::PushPull(Update::Add);
 const BYTES: u64 = 16;
 
@@ -77,6 +78,44 @@ fn a_push_pull_gets_the_value_that_its_own_change_made() {
 }
 
 #[test]
+fn a_gradient_changes_the_value_by_the_rule_which_keeps_its_momentum_until_the_parameter_is_over() {
+    let mut world = World::of(2);
+    let by = |access, round| Use { rule: rule("sgd:lr=0.5,momentum=0.5"), ..to_do(access, round) };
+    let call = |world: &mut World, rank, header: Use, body| {
+        let exchange = world.open(rank, header);
+        world.bring(exchange, &floats(body));
+        world.outcome(exchange)
+    };
+    assert_eq!(call(&mut world, 0, by(INIT, 0), [1.0; 4]), version(1));
+    assert_eq!(world.booked(), 2 * BYTES, "the value and its momentum");
+    assert_eq!(call(&mut world, 1, by(STEP, 0), [2.0; 4]), version(2));
+    // The momentum is 2, then 0.5 * 2 + 4.
+    let got = call(&mut world, 0, by(Access::PushPull(Update::Step), 1), [4.0; 4]);
+    assert_eq!(got.value(), (3, vec![1.0 - 1.0 - 2.5; 4]));
+    assert_eq!(world.booked(), 2 * BYTES);
+    // What is assigned or added takes the place of the value, and the momentum goes on.
+    assert_eq!(call(&mut world, 1, by(ASSIGN, 1), [10.0; 4]), version(4));
+    let got = call(&mut world, 0, by(Access::PushPull(Update::Step), 2), [0.0; 4]);
+    assert_eq!(got.value(), (5, vec![10.0 - 1.25; 4]));
+    world.node.handle_member(MemberEvent::Ended { keys: vec![part().key], below: 1 });
+    world.settle();
+    assert_eq!((world.booked(), world.store.values().len()), (0, 0));
+}
+
+#[test]
+fn a_gradient_that_comes_again_is_not_applied_again() {
+    let mut world = World::of(1);
+    let by = |access, round| Use { rule: rule("sgd:lr=1"), ..to_do(access, round) };
+    for (header, body) in [(by(INIT, 0), [3.0; 4]), (by(STEP, 1), [1.0; 4]), (by(STEP, 1), [1.0; 4])] {
+        let exchange = world.open(0, header);
+        world.bring(exchange, &floats(body));
+        world.outcome(exchange);
+    }
+    let exchange = world.open(0, by(Access::Pull, 2));
+    assert_eq!(world.outcome(exchange).value(), (2, vec![2.0; 4]));
+}
+
+#[test]
 fn integers_wrap_and_half_floats_are_rounded_once_a_push() {
     for (dtype, [first, delta, sum]) in [
         (DType::U8, [vec![250; 16], vec![10; 16], vec![4; 16]]),
@@ -120,6 +159,7 @@ fn who_says_otherwise_of_a_part_hears_of_both_sides_and_the_part_is_not_harmed()
         ("length", "16 bytes", "8 bytes", Use { part_bytes: 8, ..header }),
         ("length", "16 bytes", "8 bytes", Use { part_bytes: 8, ..to_do(INIT, 0) }),
         ("length", "16 bytes", "24 bytes", Use { part_bytes: 24, ..to_do(Access::Pull, 0) }),
+        ("rule", "none", "sgd:lr=0.5", Use { rule: rule("sgd:lr=0.5"), ..to_do(Access::Pull, 0) }),
     ] {
         let exchange = world.open(1, other);
         let Error::Mismatch { field: found, first: ours, second: theirs, .. } = world.outcome(exchange).error() else {
@@ -600,7 +640,11 @@ impl World {
 pub(in crate::node) fn to_do(access: Access, round: u64) -> Use {
     let target = Target { epoch: EPOCH, part: part(), round: Round(round) };
     let sent = if access.sends() { Sent::Whole { checksum: None } } else { Sent::Nothing { checked: false } };
-    Use { target, dtype: DType::F32, access, urgency: 0, part_bytes: BYTES, sent }
+    Use { target, dtype: DType::F32, access, urgency: 0, part_bytes: BYTES, rule: None, sent }
+}
+
+fn rule(text: &str) -> Option<Rule> {
+    Some(text.parse().unwrap())
 }
 
 pub(in crate::node) fn part() -> PartId {

@@ -6,8 +6,9 @@
 use std::collections::BTreeMap;
 
 use gradlane_core::mem::{Frozen, Lease};
+use gradlane_core::reduce::OptimizerState;
 use gradlane_core::transport::Outgoing;
-use gradlane_core::types::{DType, Defect, ExchangeId, PartId, planted};
+use gradlane_core::types::{DType, Defect, ExchangeId, PartId, Rule, planted};
 use gradlane_core::wire::{Response, Value as ValueHeader, checksum};
 
 use super::refusals::value_lost;
@@ -25,6 +26,8 @@ pub struct Values {
 #[derive(Default, Debug)]
 struct Part {
     value: Value,
+    /// What its rule keeps, once the rule was applied.
+    optimizer: Option<OptimizerState>,
     uploads: BTreeMap<ExchangeId, Upload>,
 }
 
@@ -68,10 +71,10 @@ impl Values {
                 part.uploads.insert(exchange, upload);
                 say_receipt(id, exchange, receipt, say);
             }
-            ValueStep::Change { exchange, dtype, change } => {
+            ValueStep::Change { exchange, dtype, rule, change } => {
                 let Some(part) = self.parts.get_mut(&id) else { return };
                 let Some(upload) = part.uploads.remove(&exchange) else { return };
-                part.change(&self.resources, dtype, change, upload.blocks);
+                part.change(&self.resources, dtype, rule, change, upload);
             }
             ValueStep::Forget { exchange } => {
                 let Some(part) = self.parts.get_mut(&id) else { return };
@@ -138,18 +141,33 @@ impl Values {
 
 impl Part {
     /// Makes the blocks of a body the value.
-    fn change(&mut self, resources: &SumResources, dtype: DType, change: Change, mut body: Vec<Lease>) {
-        match (&self.value, change) {
-            (Value::Lost, _) => return,
-            (Value::Present { blocks, .. }, Change::Add) => {
-                assert_eq!(blocks.len(), body.len(), "all bodies of a part are cut alike");
-                for (value, block) in blocks.iter().zip(&mut body) {
+    fn change(&mut self, resources: &SumResources, dtype: DType, rule: Option<Rule>, change: Change, upload: Upload) {
+        let Upload { spec: ValueUpload { bytes, .. }, blocks: mut body, .. } = upload;
+        let before = match &self.value {
+            Value::Lost => return,
+            Value::Present { blocks, .. } => blocks.as_slice(),
+            Value::Absent => &[],
+        };
+        assert!(change == Change::Put || before.len() == body.len(), "all bodies of a part are cut alike");
+        match change {
+            Change::Put => {}
+            Change::Add => {
+                for (value, block) in before.iter().zip(&mut body) {
                     // Onto the body, which makes no difference to the sum.
                     resources.kernels.add_elements(dtype, value, block, |bytes| resources.pool.lease(bytes));
                 }
             }
-            (Value::Absent | Value::Present { .. }, Change::Put) => {}
-            (Value::Absent, Change::Add) => unreachable!("the node adds only to a value"),
+            Change::Step => {
+                let rule = rule.expect("the node refuses a step without a rule");
+                let optimizer = self.optimizer.get_or_insert_with(|| OptimizerState::new(rule, dtype, bytes));
+                optimizer.step(
+                    resources.kernels,
+                    before.iter().map(|value| &value[..]).zip(body.iter_mut().map(|block| &mut block[..])),
+                );
+            }
+        }
+        if let Some(optimizer) = self.optimizer.as_mut().filter(|_| change != Change::Step) {
+            optimizer.handle_changed();
         }
         self.value = Value::Present { blocks: body.into_iter().map(Lease::freeze).collect(), checksum: None };
     }

@@ -1,8 +1,8 @@
 //! The bytes of the headers of parameters.
 
-use super::fields::{Fields, at as front_at, front, put, u32_of};
+use super::fields::{Fields, at as front_at, front, put, u32_of, with_behind};
 use crate::error::Result;
-use crate::types::{Access, Version};
+use crate::types::{Access, Rule, Version};
 use crate::wire::header::{HEADER_BYTES, Header, Sent, Target, Use, Value};
 use crate::wire::limits;
 
@@ -32,9 +32,17 @@ mod at {
     pub(super) const CHECK: usize = 60;
 }
 
+/// The most bytes behind the front of a header: those of a rule.
+pub(super) const BEHIND_BYTES_MAX: usize = 1 + Rule::SETTINGS_MAX * size_of::<f64>();
+
 impl Use {
-    /// The header's bytes on the wire.
-    pub fn encode(&self) -> [u8; HEADER_BYTES] {
+    /// Bytes of the header on the wire.
+    pub fn header_bytes(&self) -> usize {
+        HEADER_BYTES + self.rule.map_or(0, |rule| 1 + rule.settings().len() * size_of::<f64>())
+    }
+
+    /// The header's bytes on the wire. A rule follows the front: its code, and its settings.
+    pub fn encode(&self) -> Vec<u8> {
         let (flags, check) = match self.sent {
             Sent::Whole { checksum: None } => (0, 0),
             Sent::Whole { checksum: Some(checksum) } => (flag::CHECKSUM, checksum),
@@ -49,7 +57,9 @@ impl Use {
         put(&mut bytes, at::ROUND, self.target.round.0.to_le_bytes());
         put(&mut bytes, at::PART_BYTES, u32_of(self.part_bytes).to_le_bytes());
         put(&mut bytes, at::CHECK, check.to_le_bytes());
-        bytes
+        let rule =
+            self.rule.map(|rule| [vec![rule.code()], rule.settings().flat_map(f64::to_le_bytes).collect()].concat());
+        with_behind(bytes, &[&rule.unwrap_or_default()])
     }
 }
 
@@ -66,16 +76,15 @@ impl Value {
 
 /// Reads a header of this kind; `rest` is what follows its front.
 pub(super) fn decode(fields: &Fields<'_>, kind: u8, rest: &[u8]) -> Result<Header> {
-    fields.nothing(rest)?;
     match kind {
-        kind::USE => fields.part_use().map(Header::Use),
-        kind::VALUE => fields.value().map(Header::Value),
+        kind::USE => fields.part_use(rest).map(Header::Use),
+        kind::VALUE => fields.nothing(rest).and_then(|()| fields.value()).map(Header::Value),
         code => Err(fields.bad("kind", format!("is {code}"))),
     }
 }
 
 impl Fields<'_> {
-    fn part_use(&self) -> Result<Use> {
+    fn part_use(&self, rest: &[u8]) -> Result<Use> {
         self.zero(at::RESERVED..at::ROUND)?;
         self.zero(at::VERSION..at::PART_BYTES)?;
         let access = self.bytes[at::ACCESS];
@@ -96,12 +105,31 @@ impl Fields<'_> {
         if let (false, Sent::Whole { .. }) = (access.sends(), sent) {
             return Err(self.bad("flags", format!("announce a body for a {access}")));
         }
-        let header = Use { target: self.target(at::ROUND)?, dtype, access, urgency: self.urgency()?, part_bytes, sent };
+        let rule = self.rule(rest)?;
+        if let Some(rule) = rule.filter(|rule| !rule.changes(dtype)) {
+            return Err(self.bad("rule", format!("is {rule} of {dtype}")));
+        }
+        if access.steps() && rule.is_none() {
+            return Err(self.bad("rule", format!("is missing for a {access}")));
+        }
+        let (target, urgency) = (self.target(at::ROUND)?, self.urgency()?);
+        let header = Use { target, dtype, access, urgency, part_bytes, rule, sent };
         let body_bytes = self.length("body length", front_at::BODY_BYTES, limits::PART_BYTES_MAX)?;
         if body_bytes != header.body_bytes() {
             return Err(self.bad("body length", format!("is {body_bytes} of a part of {part_bytes}")));
         }
         Ok(header)
+    }
+
+    /// The rule behind a header, if there is one.
+    fn rule(&self, rest: &[u8]) -> Result<Option<Rule>> {
+        let Some((code, settings)) = rest.split_first() else { return Ok(None) };
+        let (settings, odd) = settings.as_chunks();
+        if !odd.is_empty() || settings.len() > Rule::SETTINGS_MAX {
+            return Err(self.bad("rule", format!("has {} bytes", rest.len())));
+        }
+        let settings: Vec<f64> = settings.iter().map(|bytes| f64::from_le_bytes(*bytes)).collect();
+        Rule::from_wire(*code, &settings).map(Some).map_err(|error| self.bad("rule", error.to_string()))
     }
 
     fn value(&self) -> Result<Value> {

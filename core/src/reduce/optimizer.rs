@@ -1,0 +1,342 @@
+//! The arithmetic of rules: how a gradient changes the elements of a part, and what an optimizer keeps of them.
+//!
+//! Each optimizer is a file with its formula for a run of elements. Here are the loops around them: elements are loaded from bytes, changed
+//! in f32 (f64 in f64), and stored. f16 and bf16 have a *master*: their values in f32, which is what is changed; what workers see is the
+//! master rounded to nearest even. All formulas are those of PyTorch's optimizers, in their order, each operation rounded once.
+
+use std::ops::Range;
+
+use half::{bf16, f16};
+
+use super::accumulator_bytes;
+use super::element::Element;
+use super::kernels::{Kernels, Loops};
+use crate::types::{DType, Optimizer, Rule};
+
+mod adagrad;
+mod adam;
+mod adamax;
+mod lion;
+mod rmsprop;
+mod sgd;
+
+/// What a rule keeps of a part beside its value.
+#[derive(Debug)]
+pub struct OptimizerState {
+    rule: Rule,
+    dtype: DType,
+    elements: usize,
+    /// How often the rule was applied.
+    steps: u64,
+    /// Whether the masters are not yet, or no more, what the value says.
+    is_new: bool,
+    kept: Kept,
+}
+
+#[derive(Debug)]
+enum Kept {
+    F32(Numbers<f32>),
+    F64(Numbers<f64>),
+}
+
+#[derive(Debug)]
+struct Numbers<R> {
+    /// The elements of a half-size type in full; of another type none.
+    masters: Vec<R>,
+    /// A row for each moment of the optimizer, as long as the part.
+    rows: Vec<Vec<R>>,
+}
+
+/// A run of elements in the type in which they are changed.
+struct Run<'a, R> {
+    /// How often the rule was applied, with this time; from 1.
+    step: u64,
+    values: &'a mut [R],
+    gradients: &'a mut [R],
+    /// As many as [`rows`] says are as long as the values; the others are empty.
+    rows: [&'a mut [R]; ROWS_MAX],
+}
+
+/// A block of a part.
+struct Block<'a, R> {
+    rule: &'a Rule,
+    step: u64,
+    /// Whether the masters are to be made of the value.
+    is_new: bool,
+    value: &'a [u8],
+    /// The new value replaces it.
+    gradient: &'a mut [u8],
+    /// Those of the block, if there are any.
+    masters: &'a mut [R],
+    rows: [&'a mut [R]; ROWS_MAX],
+}
+
+/// The most rows of an optimizer.
+const ROWS_MAX: usize = 3;
+
+/// Elements that are changed at a time: what they need stays in the first cache.
+const RUN: usize = 512;
+
+/// f32 or f64.
+trait Real:
+    Element<Sum = Self>
+    + Default
+    + PartialOrd
+    + std::ops::Add<Output = Self>
+    + std::ops::Sub<Output = Self>
+    + std::ops::Mul<Output = Self>
+    + std::ops::Div<Output = Self>
+    + std::ops::Neg<Output = Self>
+{
+    /// The nearest value.
+    fn of(number: f64) -> Self;
+    fn sqrt(self) -> Self;
+    fn abs(self) -> Self;
+    /// The larger one; NaN if one is.
+    fn max(self, other: Self) -> Self;
+    /// Between the two bounds; NaN stays.
+    fn clamp(self, bound: Self) -> Self;
+    /// -1, 0 or 1, as the sign is; NaN stays.
+    fn sign(self) -> Self;
+}
+
+macro_rules! real {
+    ($($type:ty)*) => { $(
+        impl Real for $type {
+            #[inline(always)]
+            fn of(number: f64) -> Self {
+                number as Self
+            }
+            #[inline(always)]
+            fn sqrt(self) -> Self {
+                self.sqrt()
+            }
+            #[inline(always)]
+            fn abs(self) -> Self {
+                self.abs()
+            }
+            #[inline(always)]
+            fn max(self, other: Self) -> Self {
+                if self > other || self.is_nan() { self } else { other }
+            }
+            #[inline(always)]
+            fn clamp(self, bound: Self) -> Self {
+                if self > bound {
+                    bound
+                } else if self < -bound {
+                    -bound
+                } else {
+                    self
+                }
+            }
+            #[inline(always)]
+            fn sign(self) -> Self {
+                if self > 0.0 {
+                    1.0
+                } else if self < 0.0 {
+                    -1.0
+                } else {
+                    self
+                }
+            }
+        }
+    )* };
+}
+
+real! { f32 f64 }
+
+/// How many numbers an optimizer keeps for each element, beside a master.
+fn rows(rule: &Rule) -> usize {
+    match rule.optimizer() {
+        Optimizer::Sgd => usize::from(rule.setting("momentum") != 0.0),
+        Optimizer::Adam | Optimizer::AdamW | Optimizer::Adamax => 2,
+        Optimizer::Adagrad | Optimizer::Lion => 1,
+        Optimizer::RmsProp => {
+            1 + usize::from(rule.setting("momentum") != 0.0) + usize::from(rule.setting("centered") != 0.0)
+        }
+    }
+}
+
+/// What the rows begin with.
+fn initial(rule: &Rule) -> f64 {
+    match rule.optimizer() {
+        Optimizer::Adagrad => rule.setting("initial_accumulator_value"),
+        Optimizer::Sgd
+        | Optimizer::Adam
+        | Optimizer::AdamW
+        | Optimizer::RmsProp
+        | Optimizer::Adamax
+        | Optimizer::Lion => 0.0,
+    }
+}
+
+impl OptimizerState {
+    /// What a rule keeps of a part of `bytes` bytes that it has not changed yet.
+    ///
+    /// # Panics
+    /// If it cannot change elements of this type ([`Rule::changes`]), or there is not a whole number of them.
+    pub fn new(rule: Rule, dtype: DType, bytes: u64) -> Self {
+        assert!(rule.changes(dtype), "checked when the parameter was declared");
+        assert_eq!(bytes % dtype.bytes(), 0, "a part has whole elements");
+        let elements = usize::try_from(bytes / dtype.bytes()).expect("they lie in memory");
+        let masters = if dtype.accumulator() == dtype { 0 } else { elements };
+        let kept = match dtype.accumulator() {
+            DType::F64 => Kept::F64(Numbers::new(&rule, elements, masters)),
+            _ => Kept::F32(Numbers::new(&rule, elements, masters)),
+        };
+        Self { rule, dtype, elements, steps: 0, is_new: true, kept }
+    }
+
+    /// The bytes that a rule keeps of a part of `bytes` bytes.
+    pub fn bytes_of(rule: &Rule, dtype: DType, bytes: u64) -> u64 {
+        let masters = u64::from(dtype.accumulator() != dtype);
+        accumulator_bytes(dtype, bytes) * (rows(rule) as u64 + masters)
+    }
+
+    /// How often the rule was applied.
+    pub fn steps(&self) -> u64 {
+        self.steps
+    }
+
+    /// Takes the notice that something else has changed the value.
+    pub fn handle_changed(&mut self) {
+        self.is_new = true;
+    }
+
+    /// Applies the rule to a whole part. The blocks are its value and the gradient, cut alike; the new value replaces the gradient.
+    ///
+    /// # Panics
+    /// If the blocks are not those of the part.
+    pub fn step<'a>(&mut self, kernels: Kernels, blocks: impl IntoIterator<Item = (&'a [u8], &'a mut [u8])>) {
+        self.steps += 1;
+        let mut from = 0;
+        for (value, gradient) in blocks {
+            assert_eq!(value.len(), gradient.len(), "a gradient is as long as its value");
+            let run = from..from + value.len() / self.dtype.bytes() as usize;
+            from = run.end;
+            let (rule, step, is_new) = (&self.rule, self.steps, self.is_new);
+            match &mut self.kept {
+                Kept::F32(numbers) => {
+                    let (masters, rows) = numbers.of(run);
+                    let block = Block { rule, step, is_new, value, gradient, masters, rows };
+                    match self.dtype {
+                        DType::F16 => kernels.vectorise(Change::<f16>(block)),
+                        DType::BF16 => kernels.vectorise(Change::<bf16>(block)),
+                        _ => kernels.vectorise(Change::<f32>(block)),
+                    }
+                }
+                Kept::F64(numbers) => {
+                    let (masters, rows) = numbers.of(run);
+                    kernels.vectorise(Change::<f64>(Block { rule, step, is_new, value, gradient, masters, rows }));
+                }
+            }
+        }
+        assert_eq!(from, self.elements, "the blocks are those of the part");
+        self.is_new = false;
+    }
+}
+
+impl<R: Real> Numbers<R> {
+    fn new(rule: &Rule, elements: usize, masters: usize) -> Self {
+        let row = vec![R::of(initial(rule)); elements];
+        Self { masters: vec![R::default(); masters], rows: vec![row; rows(rule)] }
+    }
+
+    /// The masters and rows of these elements.
+    fn of(&mut self, run: Range<usize>) -> (&mut [R], [&mut [R]; ROWS_MAX]) {
+        let masters = if self.masters.is_empty() { &mut [][..] } else { &mut self.masters[run.clone()] };
+        let mut rows: [&mut [R]; ROWS_MAX] = Default::default();
+        for (row, of_part) in rows.iter_mut().zip(&mut self.rows) {
+            *row = &mut of_part[run.clone()];
+        }
+        (masters, rows)
+    }
+}
+
+/// The loops over a block of elements of type `E`.
+struct Change<'a, E: Element>(Block<'a, E::Sum>);
+
+impl<E: Element<Sum: Real>> Loops for Change<'_, E> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let Block { rule, step, is_new, value, gradient, masters, mut rows } = self.0;
+        let (value, gradient) = (E::elements(value), E::elements_mut(gradient));
+        let mut values = [E::Sum::default(); RUN];
+        let mut gradients = [E::Sum::default(); RUN];
+        for (at, (value, gradient)) in value.chunks(RUN).zip(gradient.chunks_mut(RUN)).enumerate() {
+            let run = at * RUN..at * RUN + value.len();
+            let (values, gradients) = (&mut values[..value.len()], &mut gradients[..value.len()]);
+            match masters.get(run.clone()) {
+                Some(masters) if !is_new => values.copy_from_slice(masters),
+                _ => values.iter_mut().zip(value).for_each(|(to, from)| *to = E::load(*from).widen()),
+            }
+            gradients.iter_mut().zip(&*gradient).for_each(|(to, from)| *to = E::load(*from).widen());
+            let rows = rows.each_mut().map(|row| row.get_mut(run.clone()).unwrap_or_default());
+            apply(rule, Run { step, values, gradients, rows });
+            if let Some(masters) = masters.get_mut(run) {
+                masters.copy_from_slice(values);
+            }
+            gradient.iter_mut().zip(&*values).for_each(|(to, from)| *to = E::narrow(*from).store());
+        }
+    }
+}
+
+/// Changes the values of a run.
+#[inline(always)]
+fn apply<R: Real>(rule: &Rule, mut run: Run<'_, R>) {
+    let bound = rule.setting("clip_value");
+    if bound > 0.0 {
+        let bound = R::of(bound);
+        run.gradients.iter_mut().for_each(|gradient| *gradient = gradient.clamp(bound));
+    }
+    let decay = rule.setting("weight_decay");
+    if decay > 0.0 {
+        match rule.optimizer() {
+            Optimizer::AdamW | Optimizer::Lion => run.scale(R::of(1.0 - rule.setting("lr") * decay)),
+            Optimizer::Sgd | Optimizer::Adam | Optimizer::Adagrad | Optimizer::RmsProp | Optimizer::Adamax => {
+                run.decay(R::of(decay));
+            }
+        }
+    }
+    match rule.optimizer() {
+        Optimizer::Sgd => sgd::step(rule, run),
+        Optimizer::Adam | Optimizer::AdamW => adam::step(rule, run),
+        Optimizer::Adagrad => adagrad::step(rule, run),
+        Optimizer::RmsProp => rmsprop::step(rule, run),
+        Optimizer::Adamax => adamax::step(rule, run),
+        Optimizer::Lion => lion::step(rule, run),
+    }
+}
+
+impl<R: Real> Run<'_, R> {
+    /// Multiplies the values: weight decay apart from the gradient.
+    #[inline(always)]
+    fn scale(&mut self, factor: R) {
+        self.values.iter_mut().for_each(|value| *value = *value * factor);
+    }
+
+    /// Adds so much of the values to the gradients: weight decay as a part of the gradient.
+    #[inline(always)]
+    fn decay(&mut self, factor: R) {
+        for (gradient, value) in self.gradients.iter_mut().zip(&*self.values) {
+            *gradient = *gradient + factor * *value;
+        }
+    }
+}
+
+/// `from` moved towards `to` by a share of the way.
+#[inline(always)]
+fn towards<R: Real>(from: R, to: R, share: R) -> R {
+    from + share * (to - from)
+}
+
+/// 1 - `decay` to the power of `step`: what an average of so many numbers that begins at 0 is too small by.
+#[inline(always)]
+fn correction(decay: f64, step: u64) -> f64 {
+    1.0 - decay.powf(step as f64)
+}
+
+#[cfg(test)]
+mod tests;

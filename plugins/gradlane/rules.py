@@ -1,0 +1,140 @@
+"""Rules: optimizers that run on the servers, for `gradlane.parameters`.
+
+    from gradlane import parameters, rules
+
+    parameters.init("w", weights, rule=rules.AdamW(lr=1e-3))
+    parameters.push_pull("w", gradient, out=weights, update="step")
+
+A rule is a value: an optimizer and its numbers. Give all workers the same one; whoever gives another hears of both in a
+`MismatchError`. Formulas and defaults are those of PyTorch's optimizers of these names (of `Lion`, those of its paper), and
+servers compute in float32, in float64 for float64. For float16 and bfloat16 they keep the values in float32 too, so that
+small steps add up.
+
+`clip_value` clamps each element of a gradient to plus or minus that, before all else; 0 is for no bound.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from gradlane.errors import InvalidArgumentError
+
+__all__ = ["SGD", "Adagrad", "Adam", "AdamW", "Adamax", "Lion", "RMSprop", "Rule"]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What all rules are. Numbers out of their range are refused where the rule is used first, by name."""
+
+    def __str__(self) -> str:
+        """As the engine reads it, such as `sgd:lr=0.1`. Each call that takes a rule takes this text too."""
+        numbers = ",".join(f"{name}={float(value)!r}" for name, value in self._numbers())
+        return f"{type(self).__name__.lower()}:{numbers}"
+
+    def _numbers(self) -> list[tuple[str, float]]:
+        numbers: list[tuple[str, float]] = []
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.name != "betas":
+                numbers.append((field.name, _number(field.name, value)))
+                continue
+            if not isinstance(value, tuple | list) or len(value) != 2:
+                raise InvalidArgumentError(f"betas={value!r}; give two numbers")
+            numbers += [(f"beta{index}", _number("betas", beta)) for index, beta in enumerate(value, 1)]
+        return numbers
+
+
+def _number(name: str, value: object) -> float:
+    if isinstance(value, str) or not hasattr(value, "__float__"):
+        raise InvalidArgumentError(f"{name}={value!r}; give a number")
+    return float(value)
+
+
+def text_of(rule: object) -> str | None:
+    """The rule as the engine reads it; None if there is none."""
+    if rule is None or isinstance(rule, str):
+        return rule
+    if isinstance(rule, Rule):
+        return str(rule)
+    raise InvalidArgumentError(f"rule={rule!r}; give one of gradlane.rules, such as rules.SGD(lr=0.1), or its text")
+
+
+@dataclass(frozen=True)
+class SGD(Rule):
+    """Gradient descent. With `momentum`, Nesterov's if `nesterov`, which needs a `dampening` of 0."""
+
+    lr: float = 1e-3
+    momentum: float = 0.0
+    dampening: float = 0.0
+    nesterov: bool = False
+    weight_decay: float = 0.0
+    clip_value: float = 0.0
+
+
+@dataclass(frozen=True)
+class Adam(Rule):
+    """Adam, with the weight decay as a part of the gradient."""
+
+    lr: float = 1e-3
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    clip_value: float = 0.0
+
+
+@dataclass(frozen=True)
+class AdamW(Rule):
+    """Adam, with the weight decay apart from the gradient."""
+
+    lr: float = 1e-3
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 1e-2
+    clip_value: float = 0.0
+
+
+@dataclass(frozen=True)
+class Adagrad(Rule):
+    """Adagrad."""
+
+    lr: float = 1e-2
+    lr_decay: float = 0.0
+    initial_accumulator_value: float = 0.0
+    eps: float = 1e-10
+    weight_decay: float = 0.0
+    clip_value: float = 0.0
+
+
+@dataclass(frozen=True)
+class RMSprop(Rule):
+    """RMSprop, with `momentum` and `centered` if they are asked for."""
+
+    lr: float = 1e-2
+    alpha: float = 0.99
+    eps: float = 1e-8
+    momentum: float = 0.0
+    centered: bool = False
+    weight_decay: float = 0.0
+    clip_value: float = 0.0
+
+
+@dataclass(frozen=True)
+class Adamax(Rule):
+    """Adamax."""
+
+    lr: float = 2e-3
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    clip_value: float = 0.0
+
+
+@dataclass(frozen=True)
+class Lion(Rule):
+    """Lion (arXiv:2302.06675), with the weight decay apart from the gradient."""
+
+    lr: float = 1e-4
+    betas: tuple[float, float] = (0.9, 0.99)
+    weight_decay: float = 0.0
+    clip_value: float = 0.0

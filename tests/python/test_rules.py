@@ -1,0 +1,187 @@
+"""Rules: optimizers on the servers do what those of PyTorch do."""
+
+import gradlane
+import numpy as np
+import pytest
+import torch
+from gradlane import InvalidArgumentError, MismatchError, parameters, rules
+
+pytestmark = [pytest.mark.workers(1, 2, servers=3), pytest.mark.over("shm", "quic")]
+
+STEPS = 100
+LARGE = 3 << 20
+"""Elements of float32 for several parts of the default length, on all servers."""
+
+
+class Lion(torch.optim.Optimizer):
+    """As its paper has it; PyTorch has none."""
+
+    def __init__(self, parameters, lr, betas, weight_decay):
+        super().__init__(parameters, {})
+        self.lr, self.betas, self.weight_decay = lr, betas, weight_decay
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for one in self.param_groups[0]["params"]:
+            mean = self.state[one].setdefault("mean", torch.zeros_like(one))
+            along = (self.betas[0] * mean + (1 - self.betas[0]) * one.grad).sign()
+            one.mul_(1 - self.lr * self.weight_decay).sub_(along, alpha=self.lr)
+            mean.mul_(self.betas[1]).add_(one.grad, alpha=1 - self.betas[1])
+
+
+PAIRS = [
+    (rules.SGD(lr=0.1), lambda p: torch.optim.SGD(p, lr=0.1)),
+    (
+        rules.SGD(lr=0.05, momentum=0.9, dampening=0.1, weight_decay=0.01),
+        lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, dampening=0.1, weight_decay=0.01),
+    ),
+    (
+        rules.SGD(lr=0.05, momentum=0.9, nesterov=True),
+        lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, nesterov=True),
+    ),
+    (
+        rules.Adam(lr=0.01, betas=(0.8, 0.99), weight_decay=0.1),
+        lambda p: torch.optim.Adam(p, lr=0.01, betas=(0.8, 0.99), weight_decay=0.1),
+    ),
+    (rules.AdamW(lr=0.01, weight_decay=0.1), lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.1)),
+    (
+        rules.Adagrad(lr=0.1, lr_decay=0.01, initial_accumulator_value=0.1),
+        lambda p: torch.optim.Adagrad(p, lr=0.1, lr_decay=0.01, initial_accumulator_value=0.1),
+    ),
+    (
+        rules.RMSprop(lr=0.01, momentum=0.5, centered=True),
+        lambda p: torch.optim.RMSprop(p, lr=0.01, momentum=0.5, centered=True),
+    ),
+    (rules.Adamax(lr=0.01, weight_decay=0.01), lambda p: torch.optim.Adamax(p, lr=0.01, weight_decay=0.01)),
+    (rules.Lion(lr=0.01, weight_decay=0.1), lambda p: Lion(p, 0.01, (0.9, 0.99), 0.1)),
+]
+
+
+def gradients(step, shape):
+    """Those of a step, from float32's numbers, equal wherever they are made."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(step), dtype=torch.float64).float()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize(("rule", "peer"), PAIRS, ids=[str(rule) for rule, _ in PAIRS])
+def test_a_hundred_steps_are_those_of_pytorch(rule, peer, dtype):
+    """Worker 0 pushes; all read. Float32 is compared with a run in float64, so no error of the peer is in it."""
+    name, shape = f"{rule} {dtype}", (7, 13)
+    first = gradients(1000, shape)
+    value = first.to(dtype)
+    parameters.init(name, value, rule=rule)
+    gradlane.barrier(f"has begun {name}")
+    ours = torch.nn.Parameter(first.double())
+    optimizer = peer([ours])
+    for step in range(STEPS):
+        ours.grad = gradients(step, shape).double()
+        optimizer.step()
+        if gradlane.rank() == 0:
+            parameters.push(name, gradients(step, shape).to(dtype), update="step")
+    gradlane.barrier(f"was changed {name}")
+    assert parameters.pull(name, value) == 1 + STEPS
+    error = 1e-12 if dtype == torch.float64 else 2e-6
+    torch.testing.assert_close(value.double(), ours.detach(), rtol=error, atol=error)
+
+
+def test_large_tensors_on_all_servers_are_changed_as_one():
+    rule, rank = rules.AdamW(lr=0.01), gradlane.rank()
+    first = gradients(7, (LARGE,))
+    parameters.init("large", first, rule=rule)
+    gradlane.barrier("large has begun")
+    ours = torch.nn.Parameter(first.clone())
+    optimizer = torch.optim.AdamW([ours], lr=0.01)
+    value = torch.empty(LARGE)
+    for step in range(3):
+        ours.grad = gradients(step, (LARGE,))
+        optimizer.step()
+        if rank == 0:
+            parameters.push_pull("large", ours.grad, out=value, update="step")
+    gradlane.barrier("large was changed")
+    assert parameters.pull("large", value) == 4
+    torch.testing.assert_close(value, ours.detach(), rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_halves_add_up_small_steps(dtype):
+    """Each step is below what the type can tell from 1."""
+    name = f"small steps {dtype}"
+    value = torch.ones(5, dtype=dtype)
+    parameters.init(name, value, rule=rules.SGD(lr=1e-4))
+    gradlane.barrier(f"may begin {name}")
+    for _ in range(STEPS):
+        parameters.push(name, torch.ones(5, dtype=dtype), update="step")
+    gradlane.barrier(f"all did {name}")
+    parameters.pull(name, value)
+    expected = torch.full((5,), 1 - 1e-4 * STEPS * gradlane.size()).to(dtype)
+    torch.testing.assert_close(value, expected, rtol=0, atol=float(torch.finfo(dtype).eps))
+
+
+def test_gradients_of_all_workers_are_applied_once_each():
+    value = np.zeros(3, np.float32)
+    parameters.init("all", value, rule="sgd:lr=1")
+    gradlane.barrier("all may begin")
+    versions = [parameters.push("all", np.full(3, -float(8**gradlane.rank()), np.float32), update="step") for _ in range(5)]
+    assert versions == sorted(set(versions))
+    gradlane.barrier("all have pushed")
+    assert parameters.pull("all", value) == 1 + 5 * gradlane.size()
+    assert value.tolist() == [float(sum(5 * 8**rank for rank in range(gradlane.size())))] * 3
+
+
+def test_what_is_assigned_is_what_the_rule_goes_on_from():
+    if gradlane.rank() != 0:
+        return
+    value = torch.ones(2, dtype=torch.bfloat16)
+    parameters.init("assigned", value, rule=rules.SGD(lr=1.0))
+    parameters.push("assigned", value, update="step")
+    parameters.push("assigned", torch.full((2,), 9.0, dtype=torch.bfloat16), update="assign")
+    parameters.push_pull("assigned", torch.full((2,), 2.0, dtype=torch.bfloat16), out=value, update="step")
+    assert value.tolist() == [7.0, 7.0]
+
+
+def test_another_rule_is_refused_with_both():
+    name = f"two rules {gradlane.size()}"
+    if gradlane.rank() == 0:
+        parameters.init(name, np.zeros(2, np.float32), rule=rules.SGD(lr=0.5))
+    gradlane.barrier(f"declared {name}")
+    other = rules.SGD(lr=0.25) if gradlane.rank() else rules.Adam()
+    with pytest.raises(MismatchError, match=r"sgd:lr=0\.5") as raised:
+        parameters.init(name, np.zeros(2, np.float32), rule=other)
+    assert raised.value.fields["field"] == "rule"
+    gradlane.barrier(f"refused {name}")
+
+
+def test_a_parameter_with_a_rule_is_none_without():
+    name = f"own rule {gradlane.rank()}"
+    parameters.init(name, np.zeros(2, np.float32), rule=rules.Lion())
+    with pytest.raises(MismatchError, match="now with rule none"):
+        parameters.init(name, np.zeros(2, np.float32))
+
+
+@pytest.mark.parametrize(
+    ("rule", "why"),
+    [
+        ("sgdd", "no optimizer"),
+        ("sgd:rate=1", "sets nothing"),
+        (rules.SGD(lr=float("nan")), "lr is NaN"),
+        (rules.SGD(lr=-1), "lr is -1"),
+        (rules.Adam(betas=(0.9, 1.0)), "beta2 is 1"),
+        (rules.SGD(nesterov=True), "nesterov"),
+        (rules.SGD(lr="fast"), "lr='fast'"),
+        (rules.Adam(betas=0.9), "betas=0.9"),
+        (torch.optim.SGD, "gradlane.rules"),
+    ],
+)
+def test_a_bad_rule_is_named(rule, why):
+    with pytest.raises(InvalidArgumentError, match=why):
+        parameters.init("never", np.zeros(2, np.float32), rule=rule)
+
+
+def test_a_gradient_needs_a_rule_and_floats():
+    name = f"no rule {gradlane.rank()}"
+    parameters.init(name, np.zeros(2, np.float32))
+    with pytest.raises(InvalidArgumentError, match="has no rule"):
+        parameters.push(name, np.ones(2, np.float32), update="step")
+    assert parameters.push(name, np.ones(2, np.float32)) == 2, "it is not harmed"
+    with pytest.raises(InvalidArgumentError, match="of a parameter of int32"):
+        parameters.init(f"integers {gradlane.rank()}", np.zeros(2, np.int32), rule=rules.SGD())
