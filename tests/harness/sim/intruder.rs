@@ -123,5 +123,5 @@ fn may_cost_the_link(context: &mut Context, like: ExchangeId) {
 
 fn pull_of(target: Target) -> Use {
     let sent = Sent::Nothing { checked: false };
-    Use { target, dtype: DType::F32, access: Access::Pull, urgency: 0, part_bytes: 64, sent }
+    Use { target, dtype: DType::F32, access: Access::Pull, urgency: 0, part_bytes: 64, rule: None, sent }
 }

@@ -158,7 +158,7 @@ impl Part {
                 }
             }
             Change::Step => {
-                let rule = rule.expect("the node refuses a step without a rule");
+                let rule = rule.expect("a header of a step has one");
                 let optimizer = self.optimizer.get_or_insert_with(|| OptimizerState::new(rule, dtype, bytes));
                 optimizer.step(
                     resources.kernels,

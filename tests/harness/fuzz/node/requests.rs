@@ -147,7 +147,10 @@ impl World {
             _ => Sent::Whole { checksum: None },
         };
         let part_bytes = part_bytes as u64;
-        self.open(link, Request::Use(Use { target, dtype, access, urgency: form & 7, part_bytes, sent }));
+        // Mostly that of the tensor, so that they agree.
+        let text = ["sgd:lr=0.5", "adamw", "rmsprop:centered=1,momentum=0.5"][(key.0 % 3) as usize];
+        let rule = (access.steps() || input.byte() & 15 != 0).then(|| text.parse().expect("a rule"));
+        self.open(link, Request::Use(Use { target, dtype, access, urgency: form & 7, part_bytes, rule, sent }));
     }
 }
 

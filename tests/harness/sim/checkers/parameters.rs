@@ -217,7 +217,7 @@ impl Witness {
             return Err(format!("the value is {first}"));
         }
         match uses.parameters[id.parameter].1 {
-            Update::Add => {
+            Update::Add | Update::Step => {
                 let counts: Vec<u64> = bounds.iter().map(|(who, _)| oracle::counted(whole, *who)).collect();
                 for ((who, bounds), count) in bounds.iter().zip(&counts) {
                     if !bounds.contains(count) {

@@ -1,7 +1,8 @@
 //! What workers give to parameters, so that each value tells which changes are in it.
 //!
 //! Worker process w adds `64^w` to every element. The base-64 digits of a value say how often each worker was counted; nobody adds so often
-//! that a digit is full, and all digits of a job are exact in its type. What is assigned is another number for each use of each worker.
+//! that a digit is full, and all digits of a job are exact in its type. A gradient is that number with the other sign, and its rule takes it
+//! away as it is. What is assigned is another number for each use of each worker.
 
 use gradlane_core::types::{Access, DType, Update};
 
@@ -22,6 +23,7 @@ pub(in crate::sim) fn change(plan: &Plan, id: UseId, access: Access) -> Vec<u8> 
         Access::Pull => return vec![JUNK; bytes as usize],
         Access::Init => 0,
         Access::Push(Update::Add) | Access::PushPull(Update::Add) => 1 << (DIGIT_BITS * number(id.who)),
+        Access::Push(Update::Step) | Access::PushPull(Update::Step) => -(1 << (DIGIT_BITS * number(id.who))),
         Access::Push(Update::Assign) | Access::PushPull(Update::Assign) => assigned(id),
     };
     let mut encoded = Vec::with_capacity(bytes as usize);

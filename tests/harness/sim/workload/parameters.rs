@@ -4,13 +4,16 @@
 
 use std::time::Duration;
 
-use gradlane_core::types::{Access, DType, DeviceKind, TensorSpec, Update};
+use gradlane_core::types::{Access, DType, DeviceKind, Rule, TensorSpec, Update};
 
 use super::{Action, Plan, Settings, timing};
 use crate::random::{Random, mix};
 
 /// Tells the draws of parameters from others.
 const PARAMETERS: u64 = 0x7061_7261_6d73;
+
+/// Tells the draws of rules from others.
+const RULES: u64 = 0x72_756c_6573;
 
 /// Most uses of a worker, but for its last ones: fewer than its digit can count.
 const USES_MAX: usize = 40;
@@ -55,7 +58,13 @@ pub(super) fn draw(seed: u64, workers: u32, device: DeviceKind, settings: &Setti
         let bytes = settings.layout.partition_bytes * random.between(0, 2) + random.pick(&[8, 120, 400]);
         let spec = TensorSpec::parameter(format!("parameter{index}"), dtype, vec![bytes / dtype.bytes()]);
         let on_device = device == DeviceKind::Cuda && random.chance(60);
-        Parameter { spec, update: *update, on_device, in_place: random.chance(50) }
+        let in_place = random.chance(50);
+        // Half of those to which floats are added are changed by gradients in its place.
+        if *update == Update::Add && dtype == DType::F32 && mix(draw ^ RULES).is_multiple_of(2) {
+            let rule: Rule = "sgd:lr=1".parse().expect("a rule");
+            return Parameter { spec: spec.with_rule(rule), update: Update::Step, on_device, in_place };
+        }
+        Parameter { spec, update: *update, on_device, in_place }
     };
     updates.iter().enumerate().map(parameter).collect()
 }
