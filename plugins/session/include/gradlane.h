@@ -162,6 +162,10 @@ typedef enum GradlaneAccess {
     GRADLANE_ACCESS_PUSH_PULL_ADD = 5,
     // Takes its place, and reads the value that this makes.
     GRADLANE_ACCESS_PUSH_PULL_ASSIGN = 6,
+    // Is a gradient, by which the rule of the parameter changes it.
+    GRADLANE_ACCESS_PUSH_STEP = 7,
+    // Is a gradient, and reads the value that the rule makes.
+    GRADLANE_ACCESS_PUSH_PULL_STEP = 8,
 } GradlaneAccess;
 
 // The memory of a tensor.
@@ -302,6 +306,9 @@ typedef struct GradlaneParameterUse {
     GradlaneCallback callback;
     // The last argument of `callback`.
     void *user;
+    // How gradients change the parameter, such as `sgd:lr=0.1,momentum=0.9`, in every use of it and equal on all workers; NULL if they do
+    // not.
+    const char *rule;
 } GradlaneParameterUse;
 
 // What `gradlane_begin_step` says. A program sets `struct_size`, and the library the other fields.
