@@ -8,7 +8,6 @@ use std::ops::Range;
 
 use half::{bf16, f16};
 
-use super::accumulator_bytes;
 use super::element::Element;
 use super::kernels::{Kernels, Loops};
 use crate::types::{DType, Optimizer, Rule};
@@ -18,7 +17,10 @@ mod adam;
 mod adamax;
 mod lion;
 mod rmsprop;
+mod run;
 mod sgd;
+
+use run::{ROWS_MAX, Real, Run};
 
 /// What a rule keeps of a part beside its value.
 #[derive(Debug)]
@@ -47,16 +49,6 @@ struct Numbers<R> {
     rows: Vec<Vec<R>>,
 }
 
-/// A run of elements in the type in which they are changed.
-struct Run<'a, R> {
-    /// How often the rule was applied, with this time; from 1.
-    step: u64,
-    values: &'a mut [R],
-    gradients: &'a mut [R],
-    /// As many as [`rows`] says are as long as the values; the others are empty.
-    rows: [&'a mut [R]; ROWS_MAX],
-}
-
 /// A block of a part.
 struct Block<'a, R> {
     rule: &'a Rule,
@@ -71,79 +63,8 @@ struct Block<'a, R> {
     rows: [&'a mut [R]; ROWS_MAX],
 }
 
-/// The most rows of an optimizer.
-const ROWS_MAX: usize = 3;
-
 /// Elements that are changed at a time: what they need stays in the first cache.
 const RUN: usize = 512;
-
-/// f32 or f64.
-trait Real:
-    Element<Sum = Self>
-    + Default
-    + PartialOrd
-    + std::ops::Add<Output = Self>
-    + std::ops::Sub<Output = Self>
-    + std::ops::Mul<Output = Self>
-    + std::ops::Div<Output = Self>
-    + std::ops::Neg<Output = Self>
-{
-    /// The nearest value.
-    fn of(number: f64) -> Self;
-    fn sqrt(self) -> Self;
-    fn abs(self) -> Self;
-    /// The larger one; NaN if one is.
-    fn max(self, other: Self) -> Self;
-    /// Between the two bounds; NaN stays.
-    fn clamp(self, bound: Self) -> Self;
-    /// -1, 0 or 1, as the sign is; NaN stays.
-    fn sign(self) -> Self;
-}
-
-macro_rules! real {
-    ($($type:ty)*) => { $(
-        impl Real for $type {
-            #[inline(always)]
-            fn of(number: f64) -> Self {
-                number as Self
-            }
-            #[inline(always)]
-            fn sqrt(self) -> Self {
-                self.sqrt()
-            }
-            #[inline(always)]
-            fn abs(self) -> Self {
-                self.abs()
-            }
-            #[inline(always)]
-            fn max(self, other: Self) -> Self {
-                if self > other || self.is_nan() { self } else { other }
-            }
-            #[inline(always)]
-            fn clamp(self, bound: Self) -> Self {
-                if self > bound {
-                    bound
-                } else if self < -bound {
-                    -bound
-                } else {
-                    self
-                }
-            }
-            #[inline(always)]
-            fn sign(self) -> Self {
-                if self > 0.0 {
-                    1.0
-                } else if self < 0.0 {
-                    -1.0
-                } else {
-                    self
-                }
-            }
-        }
-    )* };
-}
-
-real! { f32 f64 }
 
 /// How many numbers an optimizer keeps for each element, beside a master.
 fn rows(rule: &Rule) -> usize {
@@ -190,7 +111,7 @@ impl OptimizerState {
     /// The bytes that a rule keeps of a part of `bytes` bytes.
     pub fn bytes_of(rule: &Rule, dtype: DType, bytes: u64) -> u64 {
         let masters = u64::from(dtype.accumulator() != dtype);
-        accumulator_bytes(dtype, bytes) * (rows(rule) as u64 + masters)
+        bytes / dtype.bytes() * dtype.accumulator().bytes() * (rows(rule) as u64 + masters)
     }
 
     /// How often the rule was applied.
@@ -308,34 +229,6 @@ fn apply<R: Real>(rule: &Rule, mut run: Run<'_, R>) {
         Optimizer::Adamax => adamax::step(rule, run),
         Optimizer::Lion => lion::step(rule, run),
     }
-}
-
-impl<R: Real> Run<'_, R> {
-    /// Multiplies the values: weight decay apart from the gradient.
-    #[inline(always)]
-    fn scale(&mut self, factor: R) {
-        self.values.iter_mut().for_each(|value| *value = *value * factor);
-    }
-
-    /// Adds so much of the values to the gradients: weight decay as a part of the gradient.
-    #[inline(always)]
-    fn decay(&mut self, factor: R) {
-        for (gradient, value) in self.gradients.iter_mut().zip(&*self.values) {
-            *gradient = *gradient + factor * *value;
-        }
-    }
-}
-
-/// `from` moved towards `to` by a share of the way.
-#[inline(always)]
-fn towards<R: Real>(from: R, to: R, share: R) -> R {
-    from + share * (to - from)
-}
-
-/// 1 - `decay` to the power of `step`: what an average of so many numbers that begins at 0 is too small by.
-#[inline(always)]
-fn correction(decay: f64, step: u64) -> f64 {
-    1.0 - decay.powf(step as f64)
 }
 
 #[cfg(test)]

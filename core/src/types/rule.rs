@@ -320,7 +320,7 @@ impl FromStr for Rule {
     fn from_str(text: &str) -> Result<Self> {
         let (name, settings) = text.split_once(':').map_or((text, None), |(name, settings)| (name, Some(settings)));
         let row = TABLE.iter().find(|row| row.name == name.trim()).ok_or_else(|| Error::InvalidArgument {
-            what: format!("rule {text:?}: there is no optimizer {:?}", name.trim()),
+            what: format!("rule {text:?}: there is no optimizer {}", name.trim()),
             hint: format!("use one of {}", Optimizer::ALL.map(Optimizer::name).join(", ")),
         })?;
         let mut rule = Self::of(row.optimizer);
@@ -376,7 +376,7 @@ mod tests {
     #[test]
     fn what_is_wrong_is_named() {
         for (text, named) in [
-            ("adamm", "no optimizer \"adamm\""),
+            ("adamm", "no optimizer adamm"),
             ("sgd:rate=1", "sgd has lr, momentum"),
             ("sgd:lr", "sets nothing"),
             ("sgd:lr=fast", "sets nothing"),

@@ -1,6 +1,6 @@
 //! Adagrad.
 
-use super::{Real, Run};
+use super::run::{Real, Run};
 use crate::types::Rule;
 
 #[inline(always)]

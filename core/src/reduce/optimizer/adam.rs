@@ -1,6 +1,6 @@
 //! Adam; its two forms differ in the weight decay alone, which is done before.
 
-use super::{Real, Run, correction, towards};
+use super::run::{Real, Run, correction, towards};
 use crate::types::Rule;
 
 #[inline(always)]

@@ -1,6 +1,6 @@
 //! Adamax.
 
-use super::{Real, Run, correction, towards};
+use super::run::{Real, Run, correction, towards};
 use crate::types::Rule;
 
 #[inline(always)]

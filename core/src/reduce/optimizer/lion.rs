@@ -1,6 +1,6 @@
 //! Lion, from "Symbolic Discovery of Optimization Algorithms" (arXiv:2302.06675).
 
-use super::{Real, Run, towards};
+use super::run::{Real, Run, towards};
 use crate::types::Rule;
 
 #[inline(always)]

@@ -1,6 +1,6 @@
 //! RMSprop: plain, centered, with momentum, or both.
 
-use super::{Real, Run, towards};
+use super::run::{Real, Run, towards};
 use crate::types::Rule;
 
 #[inline(always)]

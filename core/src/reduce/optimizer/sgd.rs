@@ -1,6 +1,6 @@
 //! Gradient descent with momentum.
 
-use super::{Real, Run};
+use super::run::{Real, Run};
 use crate::types::Rule;
 
 #[inline(always)]
