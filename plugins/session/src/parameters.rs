@@ -155,6 +155,9 @@ mod tests {
         assert_eq!(parameters.used(Access::Push(Update::Assign), &mut second), Ok(3));
         assert_eq!(parameters.used(Access::PushPull(Update::Add), &mut first), Ok(4));
         assert_eq!(first, [6.0, 7.0], "in place");
+        assert_eq!(parameters.used(Access::PushPull(Update::Step), &mut [2.0, 4.0]), Ok(5));
+        assert_eq!(parameters.used(Access::Pull, &mut out), Ok(5));
+        assert_eq!(out, [5.0, 5.0]);
     }
 
     #[test]
@@ -196,8 +199,9 @@ mod tests {
     fn used(access: Access, memory: &mut [f32]) -> ParameterUse {
         // SAFETY: the tests use it before the memory ends, and not meanwhile.
         let region = unsafe { Region::new(memory.as_mut_ptr().cast(), size_of_val(memory)) };
+        let tensor = TensorSpec::parameter("w", DType::F32, vec![memory.len() as u64]);
         ParameterUse {
-            tensor: TensorSpec::parameter("w", DType::F32, vec![memory.len() as u64]),
+            tensor: tensor.with_rule("sgd:lr=0.5".parse().expect("a rule")),
             access,
             memory: region.into(),
             into: None,
