@@ -28,6 +28,7 @@ mod measure;
 mod memory;
 mod progress;
 mod report;
+mod rule;
 mod size;
 mod table;
 mod team;
@@ -51,6 +52,7 @@ enum Question {
     Net(Box<net::Arguments>),
     PushPull(Box<push_pull::Arguments>),
     Reduce(reduce::Arguments),
+    Rule(rule::Arguments),
     Sched(sched::Arguments),
     Small(Box<small::Arguments>),
     Transport(Box<transport::Arguments>),
@@ -98,6 +100,7 @@ fn main() -> ExitCode {
         Question::Net(arguments) => net::answer(&arguments),
         Question::PushPull(arguments) => push_pull::answer(&arguments),
         Question::Reduce(arguments) => reduce::answer(&arguments),
+        Question::Rule(arguments) => rule::answer(&arguments),
         Question::Sched(arguments) => sched::answer(&arguments),
         Question::Small(arguments) => small::answer(&arguments),
         Question::Transport(arguments) => transport::answer(&arguments),

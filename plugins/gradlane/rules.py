@@ -27,6 +27,9 @@ __all__ = ["SGD", "Adagrad", "Adam", "AdamW", "Adamax", "Lion", "RMSprop", "Rule
 class Rule:
     """What all rules are. Numbers out of their range are refused where the rule is used first, by name."""
 
+    lr: float = 1e-3
+    """The learning rate."""
+
     def __str__(self) -> str:
         """As the engine reads it, such as `sgd:lr=0.1`. Each call that takes a rule takes this text too."""
         numbers = ",".join(f"{name}={float(value)!r}" for name, value in self._numbers())

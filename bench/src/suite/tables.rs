@@ -69,6 +69,7 @@ pub(super) fn all() -> Vec<Table> {
             ],
             ..table("codec", &["codec"], Nothing)
         },
+        Table { seconds: 60, targets: &["step adamw/ratio:copy>=0.5"], ..table("rule", &["rule"], Nothing) },
         Table {
             peers: &[Gloo, MPI],
             seconds: 420,

@@ -9,7 +9,8 @@ Ways to average gradients, all over one engine: `DistributedDataParallel` wraps 
 optimizer, and `ddp_comm_hook` goes under PyTorch's own wrapper. `CrossBarrier` wraps model and optimizer, and lets the
 next forward pass begin while gradients are still in flight. `torch.distributed.init_process_group("gradlane")` puts the
 engine under everything that uses process groups, such as FSDP2. `fsdp.attach` averages models across nodes that FSDP2
-shards inside of them. `Store` is a store for process groups of any backend that no rank has to serve.
+shards inside of them. `Store` is a store for process groups of any backend that no rank has to serve. `ServerOptimizer` trains
+asynchronously, with weights that live on the servers.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ from gradlane import (
     num_nodes,
     print_config,
     rank,
+    rules,
     shutdown,
     size,
     start_timeline,
@@ -83,6 +85,7 @@ from gradlane.torch.ops import (
 )
 from gradlane.torch.optimizer import DistributedOptimizer
 from gradlane.torch.process_group import ProcessGroupGradlane, register_backend
+from gradlane.torch.server_optimizer import ServerOptimizer
 from gradlane.torch.store import Store
 
 __all__ = [
@@ -102,6 +105,7 @@ __all__ = [
     "ProcessGroupOptions",
     "ProcessSet",
     "ReduceOp",
+    "ServerOptimizer",
     "StallError",
     "State",
     "Store",
@@ -142,6 +146,7 @@ __all__ = [
     "push_pull_inplace",
     "rank",
     "register_backend",
+    "rules",
     "shutdown",
     "size",
     "start_timeline",

@@ -1,0 +1,163 @@
+"""`ServerOptimizer`: weights that live on servers, and that each worker trains without waiting for another one."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import gradlane  # noqa: E402
+import gradlane.torch as gl  # noqa: E402
+from gradlane import parameters, rules  # noqa: E402
+from gradlane.errors import FailedPreconditionError, InvalidArgumentError, MismatchError  # noqa: E402
+from torch import nn  # noqa: E402
+
+pytestmark = [pytest.mark.workers(2, servers=2), pytest.mark.over("shm", "quic")]
+
+STEPS = 10
+
+
+def made(seed):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 2))
+
+
+def batch(step):
+    inputs = torch.randn(32, 6, generator=torch.Generator().manual_seed(step))
+    return inputs, inputs[:, :2].sin() - inputs[:, 2:4]
+
+
+def loss_of(model, step):
+    inputs, targets = batch(step)
+    return nn.functional.mse_loss(model(inputs), targets)
+
+
+def test_all_begin_with_the_weights_of_one_and_a_worker_alone_trains_as_pytorch_does():
+    model = made(gradlane.rank())
+    optimizer = gl.ServerOptimizer(model.named_parameters(), rule=rules.AdamW(lr=0.01), name="alone")
+    firsts = [made(seed) for seed in range(gradlane.size())]
+    assert any(all(map(torch.equal, model.parameters(), first.parameters())) for first in firsts)
+    gl.barrier("all have made it")
+    if gradlane.rank() == 0:
+        peer = made(0)
+        peer.load_state_dict(model.state_dict())
+        plain = torch.optim.AdamW(peer.parameters(), lr=0.01)
+        for step in range(STEPS):
+            for one, of in ((model, optimizer), (peer, plain)):
+                of.zero_grad()
+                loss_of(one, step).backward()
+                of.step()
+        for ours, theirs in zip(model.parameters(), peer.parameters(), strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+        assert set(optimizer.versions.values()) == {1 + STEPS}
+    gl.barrier("it has trained")
+    # Without gradients a step takes over the present weights.
+    optimizer.zero_grad()
+    optimizer.step()
+    assert set(optimizer.versions.values()) == {1 + STEPS}
+    gathered = gl.allgather_object([one.detach().tolist() for one in model.parameters()])
+    assert all(one == gathered[0] for one in gathered)
+
+
+def test_all_train_without_waiting_and_each_gradient_counts_once():
+    model = made(3)
+    optimizer = gl.ServerOptimizer(model.named_parameters(), rule=rules.SGD(lr=0.05, momentum=0.5))
+    before = loss_of(model, 999).item()
+    for step in range(30):
+        optimizer.zero_grad()
+        # An uneven number of steps: nobody waits for the last ones of another.
+        if gradlane.rank() == 0 or step < 20:
+            loss_of(model, 100 * gradlane.rank() + step).backward()
+            optimizer.step()
+    gl.barrier("all have trained")
+    optimizer.zero_grad()
+    optimizer.step()
+    assert set(optimizer.versions.values()) == {1 + 30 + 20 * (gradlane.size() - 1)}
+    assert loss_of(model, 999).item() < 0.7 * before
+
+
+def test_two_models_have_weights_of_their_own():
+    models = [made(5), made(6)]
+    for number, model in enumerate(models):
+        for one in model.parameters():
+            nn.init.constant_(one, float(number))
+    optimizers = [gl.ServerOptimizer(model.named_parameters(), rule=rules.SGD(lr=1.0)) for model in models]
+    for optimizer in optimizers:
+        optimizer.step()
+    assert [model[0].weight[0, 0].item() for model in models] == [0.0, 1.0]
+
+
+def test_frozen_parameters_stay_where_they_are():
+    model = made(gradlane.rank())
+    kept = model[0].weight.detach().clone()
+    model[0].weight.requires_grad_(False)
+    optimizer = gl.ServerOptimizer(model.named_parameters(), rule=rules.SGD(lr=0.1))
+    loss_of(model, 1).backward()
+    optimizer.step()
+    assert torch.equal(model[0].weight, kept) and "0.weight" not in optimizer.versions
+
+
+def test_a_closure_and_a_scaler_are_used_as_with_any_optimizer():
+    model = made(8)
+    optimizer = gl.ServerOptimizer(model.named_parameters(), rule=rules.SGD(lr=0.01), name=f"own {gradlane.rank()}")
+
+    def closure():
+        optimizer.zero_grad()
+        loss = loss_of(model, 4)
+        loss.backward()
+        return loss
+
+    first = optimizer.step(closure)
+    assert first.item() > optimizer.step(closure).item()
+    scaler = torch.amp.GradScaler("cpu")
+    before = dict(optimizer.versions)
+    optimizer.zero_grad()
+    scaler.scale(loss_of(model, 5) * float("inf")).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    assert optimizer.versions == before, "the step was left out"
+    optimizer.zero_grad()
+    scaler.scale(loss_of(model, 5)).backward()
+    scaler.step(optimizer)
+    assert set(optimizer.versions.values()) == {version + 1 for version in before.values()}
+
+
+def test_what_cannot_be_is_refused_by_name():
+    model = made(1)
+    sgd = rules.SGD(lr=0.1)
+    for given, rule, why in [
+        (model.named_parameters(), torch.optim.SGD, "gradlane.rules"),
+        (model.parameters(), sgd, "named_parameters"),
+        ([("w", model[0].weight), ("w", model[2].weight)], sgd, "two parameters are called w"),
+        ([], sgd, "nothing to train"),
+    ]:
+        with pytest.raises(InvalidArgumentError, match=why):
+            gl.ServerOptimizer(given, rule=rule, name="never")
+    optimizer = gl.ServerOptimizer(model.named_parameters(), rule=sgd, name=f"refuses {gradlane.rank()}")
+    torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.1)
+    optimizer.param_groups[0]["lr"] = 0.01
+    with pytest.raises(FailedPreconditionError, match="scheduler"):
+        optimizer.step()
+    optimizer.param_groups[0]["lr"] = 0.1
+    with pytest.raises(FailedPreconditionError, match="later"):
+        optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))]})
+    with pytest.raises(FailedPreconditionError, match="not saved"):
+        optimizer.state_dict()
+    with pytest.raises(FailedPreconditionError, match="cannot be loaded"):
+        optimizer.load_state_dict({})
+    embedding = nn.Embedding(4, 2, sparse=True)
+    sparse = gl.ServerOptimizer(embedding.named_parameters(), rule=sgd, name=f"sparse {gradlane.rank()}")
+    embedding(torch.tensor([1])).sum().backward()
+    with pytest.raises(InvalidArgumentError, match="the gradient of weight is sparse"):
+        sparse.step()
+
+
+def test_another_rule_or_model_is_told_to_all_who_give_it():
+    rank = gradlane.rank()
+    model = made(rank)
+    if rank == 0:
+        gl.ServerOptimizer(model.named_parameters(), rule=rules.SGD(lr=0.1), name="one rule")
+    gl.barrier("one rule was given")
+    if rank != 0:
+        with pytest.raises(MismatchError, match=r"sgd:lr=0\.1"):
+            gl.ServerOptimizer(model.named_parameters(), rule=rules.SGD(lr=0.2), name="one rule")
+    gl.barrier("another rule was refused")
+    parameters.init("goes on", torch.ones(1))
