@@ -55,8 +55,8 @@ _rules: dict[str, str] = {}
 def init(name: str, value: Any, *, rule: rules.Rule | str | None = None, timeout: float | None = None) -> int:
     """Give a parameter its first value, unless it has one.
 
-    If several workers call it, the first one wins, and the values of the others are not used. So pull the parameter
-    afterwards.
+    If several workers call it, the first one wins, and the values of the others are not used. That holds for each part of
+    a large tensor by itself. So let all give the same value, or only one of them, and pull the parameter afterwards.
 
     Args:
         name: equal on all workers; its first use fixes dtype, shape and rule.

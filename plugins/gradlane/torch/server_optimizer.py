@@ -9,8 +9,10 @@ import torch
 
 from gradlane import _names, parameters
 from gradlane._handle import Handle
-from gradlane.errors import Error, FailedPreconditionError, InvalidArgumentError
+from gradlane._objects import gather_by_rank
+from gradlane.errors import Error, FailedPreconditionError, InvalidArgumentError, MismatchError
 from gradlane.rules import Rule
+from gradlane.torch.broadcast import broadcast_parameters
 
 
 class ServerOptimizer(torch.optim.Optimizer):
@@ -26,8 +28,8 @@ class ServerOptimizer(torch.optim.Optimizer):
     the weights that this makes, with the steps of other workers in them. So a slow worker delays nobody, and its
     gradients are of older weights. Parameters without a gradient take over the present weights, too.
 
-    The weights of the first worker count when the optimizer is made; all take them over. Buffers, such as the running
-    statistics of BatchNorm, stay on each worker. The job needs a server, unless this worker is alone.
+    All workers make it, and begin with the weights of worker 0. Buffers, such as the running statistics of BatchNorm, stay on
+    each worker. The job needs a server, unless this worker is alone.
 
     The learning rate and the moments are on the servers: a scheduler, `state_dict()` and groups with settings of their own
     are refused. Clip gradients before `step()`, or by `clip_value` of the rule; with `torch.amp.GradScaler` a step whose
@@ -42,7 +44,7 @@ class ServerOptimizer(torch.optim.Optimizer):
         name: str | None = None,
         timeout: float | None = None,
     ) -> None:
-        """Gives the parameters to the servers, or takes over what others gave.
+        """Gives the parameters of worker 0 to the servers and to all workers.
 
         Args:
             named_parameters: `model.named_parameters()`; names, dtypes and shapes are equal on all workers. Those that
@@ -53,6 +55,7 @@ class ServerOptimizer(torch.optim.Optimizer):
         Raises:
             InvalidArgumentError: a parameter has no name, two have the same, none is left, or `rule` is no rule.
             MismatchError: another worker's parameter has another dtype or shape, or another rule.
+            StallError: another worker did not make it in time.
             FailedPreconditionError: the job has no server.
         """
         if not isinstance(rule, Rule):
@@ -65,6 +68,9 @@ class ServerOptimizer(torch.optim.Optimizer):
         self._is_made = False
         super().__init__(list(self._named.values()), {"lr": rule.lr})
         self._is_made = True
+        _check_alike(f"{self._prefix}/rule", str(rule))
+        # Else a part of one worker's could come first, and a part of another one's.
+        broadcast_parameters(self._named, prefix=f"{self._prefix}/first ")
         begun = [
             parameters.init_async(self._name(label), parameter.detach(), rule=rule, timeout=timeout)
             for label, parameter in self._named.items()
@@ -154,6 +160,21 @@ def _trained(named_parameters: Iterable[tuple[str, torch.nn.Parameter]]) -> dict
     if not named:
         raise InvalidArgumentError("no parameter requires a gradient; there is nothing to train")
     return named
+
+
+def _check_alike(name: str, rule: str) -> None:
+    """Raises on all workers if one has another rule."""
+    rules = gather_by_rank(rule, name, plain=True)
+    first = next(iter(rules))
+    for rank, other in rules.items():
+        if other != rules[first]:
+            raise MismatchError(
+                f"worker {first} has the rule {rules[first]}, worker {rank} has {other}; give all workers the same",
+                tensor=name,
+                field="rule",
+                first=(first, rules[first]),
+                second=(rank, other),
+            )
 
 
 def _ended(handles: Iterable[Handle[int]]) -> list[int]:
