@@ -1,5 +1,7 @@
 """`ServerOptimizer`: weights that live on servers, and that each worker trains without waiting for another one."""
 
+import copy
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -144,6 +146,15 @@ def test_what_cannot_be_is_refused_by_name():
         optimizer.state_dict()
     with pytest.raises(FailedPreconditionError, match="cannot be loaded"):
         optimizer.load_state_dict({})
+    with pytest.raises(FailedPreconditionError, match="not copied"):
+        copy.deepcopy(optimizer)
+    for wrap in (
+        lambda: gl.DistributedOptimizer(optimizer),
+        lambda: gl.DistributedDataParallel(model),
+        lambda: gl.ServerOptimizer(model.named_parameters(), rule=sgd, name="twice"),
+    ):
+        with pytest.raises(InvalidArgumentError, match="wrap a model once"):
+            wrap()
     embedding = nn.Embedding(4, 2, sparse=True)
     sparse = gl.ServerOptimizer(embedding.named_parameters(), rule=sgd, name="sparse")
     embedding(torch.tensor([1])).sum().backward()

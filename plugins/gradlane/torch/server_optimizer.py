@@ -12,6 +12,7 @@ from gradlane._handle import Handle
 from gradlane._objects import gather_by_rank
 from gradlane.errors import Error, FailedPreconditionError, InvalidArgumentError, MismatchError
 from gradlane.rules import Rule
+from gradlane.torch._owners import own
 from gradlane.torch.broadcast import broadcast_parameters
 
 
@@ -53,7 +54,8 @@ class ServerOptimizer(torch.optim.Optimizer):
             name: a prefix of the parameters' names; needed only if workers make optimizers in different orders.
             timeout: seconds for each use of the servers; None takes the job's step timeout.
         Raises:
-            InvalidArgumentError: a parameter has no name, two have the same, none is left, or `rule` is no rule.
+            InvalidArgumentError: a parameter has no name, two have the same, none is left, `rule` is no rule, or a wrapper
+                averages the gradients of the model.
             MismatchError: another worker's parameter has another dtype or shape, or another rule.
             StallError: another worker did not make it in time.
             FailedPreconditionError: the job has no server.
@@ -61,6 +63,7 @@ class ServerOptimizer(torch.optim.Optimizer):
         if not isinstance(rule, Rule):
             raise InvalidArgumentError(f"rule={rule!r}; give one of gradlane.rules, such as rules.SGD(lr=0.1)")
         self._named = _trained(named_parameters)
+        own(self, list(self._named.items()))
         self._prefix, self._timeout = _names.namespace("server optimizer", name), timeout
         self.rule = rule
         self.versions: dict[str, int] = {}
@@ -126,6 +129,10 @@ class ServerOptimizer(torch.optim.Optimizer):
         raise FailedPreconditionError(
             "the moments of a ServerOptimizer are on the servers, and cannot be loaded; load the weights before you make it"
         )
+
+    def __getstate__(self) -> NoReturn:
+        """Refused: a copy would train the same weights on the servers."""
+        raise FailedPreconditionError("a ServerOptimizer is not copied or pickled; make one for another model")
 
     def _name(self, label: str) -> str:
         return f"{self._prefix}/{label}"
