@@ -39,6 +39,15 @@ def test_asynchronous_sgd_learns_and_every_change_counts_once(workers):
 
 
 @pytest.mark.torch
+@pytest.mark.parametrize("workers", [None, 3])
+def test_digits_are_learnt_with_an_optimizer_on_the_servers_too(workers):
+    pytest.importorskip("torch")
+    pytest.importorskip("sklearn")
+    ended = run("parameters/async_cnn.py", "--check", "--rest", "0.01", workers=workers)
+    assert ended.code == 0 and "on servers" in ended.output, ended.output
+
+
+@pytest.mark.torch
 @pytest.mark.parametrize("workers", [None, 2])
 def test_hello_ends_with_one_checksum(workers):
     pytest.importorskip("torch")
