@@ -96,7 +96,7 @@ impl Worker {
         let (part, memory) = (part.clone(), *memory);
         self.decline(&part, memory);
         let error = self.with_name(task, why);
-        if !self.scheduler.is_aside(task) {
+        if self.is_lost_with_a_rank(task) {
             self.end_with_its_machine(now, &error);
         }
         self.finish(now, task, Outcome::Failed(error));
@@ -116,9 +116,14 @@ impl Worker {
         }
     }
 
+    /// Whether somebody waits for a sum on a device, which does not begin again without a rank that was lost in the middle of it.
+    fn is_lost_with_a_rank(&self, task: TaskId) -> bool {
+        self.scheduler.is_wanted(task) && self.record(task).memory == DeviceKind::Cuda
+    }
+
     /// The error of a task that a former team has reduced. If it cannot begin again because a rank was lost, this worker ends.
     pub(super) fn broken_up(&mut self, now: Time, task: TaskId) -> Error {
-        let Some(gone) = self.team.gone().filter(|_| self.settings.keeps && !self.scheduler.is_aside(task)) else {
+        let Some(gone) = self.team.gone().filter(|_| self.settings.keeps && self.is_lost_with_a_rank(task)) else {
             return Error::Unavailable {
                 what: format!("the sum of {}, {}", self.names(task).join(" + "), self.part(task).round),
                 cause: "a worker of this machine left while it was under way".to_owned(),
