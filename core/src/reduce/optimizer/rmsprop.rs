@@ -9,18 +9,21 @@ pub(super) fn step<R: Real>(rule: &Rule, run: Run<'_, R>) {
     let alpha = rule.setting("alpha");
     let (rate, eps) = (R::of(-rule.setting("lr")), R::of(rule.setting("eps")));
     let (kept, taken) = (R::of(alpha), R::of(1.0 - alpha));
-    let is_centered = rule.setting("centered") != 0.0;
-    let (means, momenta) = if is_centered { (second, third) } else { (third, second) };
-    // How each gradient is divided.
-    for (at, (gradient, square)) in gradients.iter_mut().zip(squares).enumerate() {
-        *square = kept * *square + taken * (*gradient * *gradient);
-        let mut spread = *square;
-        if is_centered {
-            means[at] = towards(means[at], *gradient, taken);
-            spread = spread - means[at] * means[at];
+    // Each gradient is divided by the root of its mean square, or of its variance.
+    let momenta = if rule.setting("centered") == 0.0 {
+        for (gradient, square) in gradients.iter_mut().zip(squares) {
+            *square = kept * *square + taken * (*gradient * *gradient);
+            *gradient = *gradient / (square.sqrt() + eps);
         }
-        *gradient = *gradient / (spread.sqrt() + eps);
-    }
+        second
+    } else {
+        for ((gradient, square), mean) in gradients.iter_mut().zip(squares).zip(second) {
+            *square = kept * *square + taken * (*gradient * *gradient);
+            *mean = towards(*mean, *gradient, taken);
+            *gradient = *gradient / ((*square - *mean * *mean).sqrt() + eps);
+        }
+        third
+    };
     let momentum = rule.setting("momentum");
     if momentum == 0.0 {
         for (value, along) in values.iter_mut().zip(gradients) {
