@@ -61,7 +61,7 @@ test-sim: ## the deterministic simulation alone: SEEDS=20000 for more, FROM=4000
 test-faults: ## how long survivors wait for their typed error, for each kind of fault; TRIALS=20
 	GRADLANE_TEST_REPETITIONS=$(or $(TRIALS),20) cargo test -p gradlane-tests --test it fault_times:: -- --nocapture --test-threads=1
 
-test-kills: ## a process of an elastic job ends or stops at each place that has a name, over both transports: SEEDS=5 (two hours), ONLY=restore,Server for some
+test-kills: ## a process of an elastic job ends or stops at each place that has a name, over both transports: SEEDS=5 (three quarters of an hour), ONLY=restore,Server for some
 	KILL_SEEDS=$(or $(SEEDS),5) cargo test -p gradlane-tests --test it kills:: -- --nocapture
 
 test-churn: $(TESTED) ## an elastic job whose processes are killed, stopped and asked to leave while others come: FOR=7200 (seconds), EVERY=5, OVER=quic, SEED=1
