@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import pickle
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -77,6 +78,24 @@ class Sent(Part, Protocol):
 
     def taken(self, received: Any) -> Any:
         """Takes what was sent, and returns what is to be the value of this worker then."""
+
+
+class InOnePiece(ABC):
+    """A part that is sent as one object."""
+
+    _value: Any
+
+    @abstractmethod
+    def sent(self) -> Any:
+        """As `Sent.sent`."""
+
+    @abstractmethod
+    def taken(self, received: Any) -> Any:
+        """As `Sent.taken`."""
+
+    def travel(self, route: Route) -> Any:
+        received = route.object(self.sent() if route.is_donor else None)
+        return self._value if route.is_donor else self.taken(received)
 
 
 def part_of(value: Any, above: tuple[int, ...] = ()) -> Part:
@@ -149,7 +168,7 @@ class _Array:
         return self._value
 
 
-class _Variable:
+class _Variable(InOnePiece):
     """A variable of TensorFlow or of Keras, which can be assigned."""
 
     kind = "variable"
@@ -162,10 +181,6 @@ class _Variable:
 
     def digest(self) -> str:
         return digest_of([_read(self._value).tobytes()])
-
-    def travel(self, route: Route) -> Any:
-        received = route.object(self.sent() if route.is_donor else None)
-        return self._value if route.is_donor else self.taken(received)
 
     def sent(self) -> Any:
         return _read(self._value)
@@ -379,16 +394,12 @@ class _Tree:
         return self._value if route.is_donor else self._content.put(fresh)
 
 
-class _WholeTree(_Tree):
+class _WholeTree(InOnePiece, _Tree):
     """A container that travels in one piece."""
 
     def __init__(self, value: Any, content: _Content, parts: Mapping[str, Sent]) -> None:
         super().__init__(value, content, parts)
         self._sent = list(parts.values())
-
-    def travel(self, route: Route) -> Any:
-        received = route.object(self.sent() if route.is_donor else None)
-        return self._value if route.is_donor else self.taken(received)
 
     def sent(self) -> Any:
         return [part.sent() for part in self._sent]

@@ -200,11 +200,12 @@ def _keep_rule(name: str, rule: object) -> None:
     """Notes the rule that this worker gives to a parameter of its session."""
     text = rules.text_of(rule)
     check_name(name)
+    if text is None:
+        _rules.pop(name, None)
+        return
     if not _rules:
         _session.after_leaving(_rules.clear)
-    _rules.pop(name, None)
-    if text is not None:
-        _rules[name] = text
+    _rules[name] = text
 
 
 def _begin(access: str, name: str, value: Any, out: Any, options: _Options, *, waits: bool) -> Handle[int]:

@@ -32,7 +32,7 @@ class Rule:
 
     def __str__(self) -> str:
         """As the engine reads it, such as `sgd:lr=0.1`. Each call that takes a rule takes this text too."""
-        numbers = ",".join(f"{name}={float(value)!r}" for name, value in self._numbers())
+        numbers = ",".join(f"{name}={value!r}" for name, value in self._numbers())
         return f"{type(self).__name__.lower()}:{numbers}"
 
     def _numbers(self) -> list[tuple[str, float]]:
@@ -67,7 +67,6 @@ def text_of(rule: object) -> str | None:
 class SGD(Rule):
     """Gradient descent. With `momentum`, Nesterov's if `nesterov`, which needs a `dampening` of 0."""
 
-    lr: float = 1e-3
     momentum: float = 0.0
     dampening: float = 0.0
     nesterov: bool = False
@@ -79,7 +78,6 @@ class SGD(Rule):
 class Adam(Rule):
     """Adam, with the weight decay as a part of the gradient."""
 
-    lr: float = 1e-3
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
     weight_decay: float = 0.0
@@ -87,14 +85,17 @@ class Adam(Rule):
 
 
 @dataclass(frozen=True)
-class AdamW(Rule):
+class AdamW(Adam):
     """Adam, with the weight decay apart from the gradient."""
 
-    lr: float = 1e-3
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-8
     weight_decay: float = 1e-2
-    clip_value: float = 0.0
+
+
+@dataclass(frozen=True)
+class Adamax(Adam):
+    """Adam by the infinity norm."""
+
+    lr: float = 2e-3
 
 
 @dataclass(frozen=True)
@@ -118,17 +119,6 @@ class RMSprop(Rule):
     eps: float = 1e-8
     momentum: float = 0.0
     centered: bool = False
-    weight_decay: float = 0.0
-    clip_value: float = 0.0
-
-
-@dataclass(frozen=True)
-class Adamax(Rule):
-    """Adamax."""
-
-    lr: float = 2e-3
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-8
     weight_decay: float = 0.0
     clip_value: float = 0.0
 

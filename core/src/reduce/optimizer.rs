@@ -19,8 +19,10 @@ mod lion;
 mod rmsprop;
 mod run;
 mod sgd;
+mod terms;
 
 use run::{ROWS_MAX, Real, Run};
+use terms::Terms;
 
 /// What a rule keeps of a part beside its value.
 #[derive(Debug)]
@@ -51,8 +53,7 @@ struct Numbers<R> {
 
 /// A block of a part.
 struct Block<'a, R> {
-    rule: &'a Rule,
-    step: u64,
+    terms: &'a Terms<R>,
     /// Whether the masters are to be made of the value.
     is_new: bool,
     value: &'a [u8],
@@ -130,29 +131,18 @@ impl OptimizerState {
     /// If the blocks are not those of the part.
     pub fn step<'a>(&mut self, kernels: Kernels, blocks: impl IntoIterator<Item = (&'a [u8], &'a mut [u8])>) {
         self.steps += 1;
-        let mut from = 0;
-        for (value, gradient) in blocks {
-            assert_eq!(value.len(), gradient.len(), "a gradient is as long as its value");
-            let run = from..from + value.len() / self.dtype.bytes() as usize;
-            from = run.end;
-            let (rule, step, is_new) = (&self.rule, self.steps, self.is_new);
-            match &mut self.kept {
-                Kept::F32(numbers) => {
-                    let (masters, rows) = numbers.of(run);
-                    let block = Block { rule, step, is_new, value, gradient, masters, rows };
-                    match self.dtype {
-                        DType::F16 => kernels.vectorise(Change::<f16>(block)),
-                        DType::BF16 => kernels.vectorise(Change::<bf16>(block)),
-                        _ => kernels.vectorise(Change::<f32>(block)),
-                    }
-                }
-                Kept::F64(numbers) => {
-                    let (masters, rows) = numbers.of(run);
-                    kernels.vectorise(Change::<f64>(Block { rule, step, is_new, value, gradient, masters, rows }));
-                }
+        let Self { rule, dtype, steps, is_new, .. } = *self;
+        let changed = match (&mut self.kept, dtype) {
+            (Kept::F32(numbers), DType::F16) => {
+                numbers.change::<f16>(kernels, &Terms::at(&rule, steps), is_new, blocks)
             }
-        }
-        assert_eq!(from, self.elements, "the blocks are those of the part");
+            (Kept::F32(numbers), DType::BF16) => {
+                numbers.change::<bf16>(kernels, &Terms::at(&rule, steps), is_new, blocks)
+            }
+            (Kept::F32(numbers), _) => numbers.change::<f32>(kernels, &Terms::at(&rule, steps), is_new, blocks),
+            (Kept::F64(numbers), _) => numbers.change::<f64>(kernels, &Terms::at(&rule, steps), is_new, blocks),
+        };
+        assert_eq!(changed, self.elements, "the blocks are those of the part");
         self.is_new = false;
     }
 }
@@ -161,6 +151,25 @@ impl<R: Real> Numbers<R> {
     fn new(rule: &Rule, elements: usize, masters: usize) -> Self {
         let row = vec![R::of(initial(rule)); elements];
         Self { masters: vec![R::default(); masters], rows: vec![row; rows(rule)] }
+    }
+
+    /// Changes blocks of elements of type `E` that follow each other. Returns the number of elements.
+    fn change<'a, E: Element<Sum = R>>(
+        &mut self,
+        kernels: Kernels,
+        terms: &Terms<R>,
+        is_new: bool,
+        blocks: impl IntoIterator<Item = (&'a [u8], &'a mut [u8])>,
+    ) -> usize {
+        let mut from = 0;
+        for (value, gradient) in blocks {
+            assert_eq!(value.len(), gradient.len(), "a gradient is as long as its value");
+            let run = from..from + value.len() / size_of::<E>();
+            from = run.end;
+            let (masters, rows) = self.of(run);
+            kernels.vectorise(Change::<E>(Block { terms, is_new, value, gradient, masters, rows }));
+        }
+        from
     }
 
     /// The masters and rows of these elements.
@@ -182,7 +191,7 @@ impl<E: Element<Sum: Real>> Loops for Change<'_, E> {
 
     #[inline(always)]
     fn run(self) {
-        let Block { rule, step, is_new, value, gradient, masters, mut rows } = self.0;
+        let Block { terms, is_new, value, gradient, masters, mut rows } = self.0;
         let (value, gradient) = (E::elements(value), E::elements_mut(gradient));
         let mut values = [E::Sum::default(); RUN];
         let mut gradients = [E::Sum::default(); RUN];
@@ -195,39 +204,12 @@ impl<E: Element<Sum: Real>> Loops for Change<'_, E> {
             }
             gradients.iter_mut().zip(&*gradient).for_each(|(to, from)| *to = E::load(*from).widen());
             let rows = rows.each_mut().map(|row| row.get_mut(run.clone()).unwrap_or_default());
-            apply(rule, Run { step, values, gradients, rows });
+            terms.change(Run { values, gradients, rows });
             if let Some(masters) = masters.get_mut(run) {
                 masters.copy_from_slice(values);
             }
             gradient.iter_mut().zip(&*values).for_each(|(to, from)| *to = E::narrow(*from).store());
         }
-    }
-}
-
-/// Changes the values of a run.
-#[inline(always)]
-fn apply<R: Real>(rule: &Rule, mut run: Run<'_, R>) {
-    let bound = rule.setting("clip_value");
-    if bound > 0.0 {
-        let bound = R::of(bound);
-        run.gradients.iter_mut().for_each(|gradient| *gradient = gradient.clamp(bound));
-    }
-    let decay = rule.setting("weight_decay");
-    if decay > 0.0 {
-        match rule.optimizer() {
-            Optimizer::AdamW | Optimizer::Lion => run.scale(R::of(1.0 - rule.setting("lr") * decay)),
-            Optimizer::Sgd | Optimizer::Adam | Optimizer::Adagrad | Optimizer::RmsProp | Optimizer::Adamax => {
-                run.decay(R::of(decay));
-            }
-        }
-    }
-    match rule.optimizer() {
-        Optimizer::Sgd => sgd::step(rule, run),
-        Optimizer::Adam | Optimizer::AdamW => adam::step(rule, run),
-        Optimizer::Adagrad => adagrad::step(rule, run),
-        Optimizer::RmsProp => rmsprop::step(rule, run),
-        Optimizer::Adamax => adamax::step(rule, run),
-        Optimizer::Lion => lion::step(rule, run),
     }
 }
 

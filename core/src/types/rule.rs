@@ -218,11 +218,6 @@ impl Rule {
         self.optimizer as u8
     }
 
-    /// How many settings follow this [wire code](Self::code); `None` if there is no such code.
-    pub fn settings_of(code: u8) -> Option<usize> {
-        TABLE.iter().find(|row| row.optimizer as u8 == code).map(|row| row.settings.len())
-    }
-
     /// Its optimizer.
     pub const fn optimizer(&self) -> Optimizer {
         self.optimizer
@@ -357,9 +352,7 @@ mod tests {
             assert_eq!(row.name.parse(), Ok(rule));
             let travelled: Vec<f64> = rule.settings().collect();
             assert_eq!(Rule::from_wire(rule.code(), &travelled), Ok(rule));
-            assert_eq!(Rule::settings_of(rule.code()), Some(travelled.len()));
         }
-        assert_eq!((Rule::settings_of(0), Rule::settings_of(8)), (None, None));
     }
 
     #[test]

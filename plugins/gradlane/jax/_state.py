@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gradlane._parts import Part, Route, digest_of
+from gradlane._parts import InOnePiece, Part, digest_of
 
 
 def part_of_jax(value: jax.Array) -> Part:
@@ -17,7 +17,7 @@ def part_of_jax(value: jax.Array) -> Part:
     return _Array(value)
 
 
-class _Array:
+class _Array(InOnePiece):
     """An array, or a key of random numbers. It cannot be written, so another one takes its place, where it was."""
 
     kind = "array of JAX"
@@ -33,10 +33,6 @@ class _Array:
             pickle.dumps(self._value)  # an error costs the newcomer its start now, and no donor its training later
             return ""  # each worker may have keys of its own
         return digest_of([np.asarray(self._value).tobytes()])
-
-    def travel(self, route: Route) -> Any:
-        received = route.object(self.sent() if route.is_donor else None)
-        return self._value if route.is_donor else self.taken(received)
 
     def sent(self) -> Any:
         return self._value  # JAX pickles it with all that its type is, and its bits

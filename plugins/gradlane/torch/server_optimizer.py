@@ -68,10 +68,8 @@ class ServerOptimizer(torch.optim.Optimizer):
         self.rule = rule
         self.versions: dict[str, int] = {}
         """Of each parameter the version that the last step has taken over: one more for each step of any worker."""
-        self._is_made = False
         super().__init__(list(self._named.values()), {"lr": rule.lr})
-        self._is_made = True
-        _check_alike(f"{self._prefix}/rule", str(rule))
+        _compare_rules(f"{self._prefix}/rule", str(rule))
         # Else a part of one worker's could come first, and a part of another one's.
         broadcast_parameters(self._named, prefix=f"{self._prefix}/first ")
         begun = [
@@ -112,7 +110,7 @@ class ServerOptimizer(torch.optim.Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Refuses groups after the first one, which the constructor makes."""
-        if self._is_made:
+        if self.param_groups:
             raise FailedPreconditionError(
                 "the parameters of a ServerOptimizer are fixed; make another one for those that come later"
             )
@@ -169,7 +167,7 @@ def _trained(named_parameters: Iterable[tuple[str, torch.nn.Parameter]]) -> dict
     return named
 
 
-def _check_alike(name: str, rule: str) -> None:
+def _compare_rules(name: str, rule: str) -> None:
     """Raises on all workers if one has another rule."""
     rules = gather_by_rank(rule, name, plain=True)
     first = next(iter(rules))

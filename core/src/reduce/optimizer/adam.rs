@@ -3,16 +3,39 @@
 use super::run::{Real, Run, correction, towards};
 use crate::types::Rule;
 
-#[inline(always)]
-pub(super) fn step<R: Real>(rule: &Rule, run: Run<'_, R>) {
-    let Run { step, values, gradients, rows: [means, squares, _] } = run;
-    let (beta1, beta2) = (rule.setting("beta1"), rule.setting("beta2"));
-    let rate = R::of(-rule.setting("lr") / correction(beta1, step));
-    let root = R::of(correction(beta2, step).sqrt());
-    let (eps, share, kept, taken) = (R::of(rule.setting("eps")), R::of(1.0 - beta1), R::of(beta2), R::of(1.0 - beta2));
-    for (((value, gradient), mean), square) in values.iter_mut().zip(gradients).zip(means).zip(squares) {
-        *mean = towards(*mean, *gradient, share);
-        *square = kept * *square + taken * (*gradient * *gradient);
-        *value = *value + rate * *mean / (square.sqrt() / root + eps);
+pub(super) struct Adam<R> {
+    rate: R,
+    /// The root of the correction of the mean squares.
+    root: R,
+    eps: R,
+    /// The share of the gradient in its mean.
+    share: R,
+    /// The shares of the former mean square and of the gradient's square in the next one.
+    kept: R,
+    taken: R,
+}
+
+impl<R: Real> Adam<R> {
+    pub(super) fn at(rule: &Rule, step: u64) -> Self {
+        let (beta1, beta2) = (rule.setting("beta1"), rule.setting("beta2"));
+        Self {
+            rate: R::of(-rule.setting("lr") / correction(beta1, step)),
+            root: R::of(correction(beta2, step).sqrt()),
+            eps: R::of(rule.setting("eps")),
+            share: R::of(1.0 - beta1),
+            kept: R::of(beta2),
+            taken: R::of(1.0 - beta2),
+        }
+    }
+
+    #[inline(always)]
+    pub(super) fn change(&self, run: Run<'_, R>) {
+        let Run { values, gradients, rows: [means, squares, _] } = run;
+        let Self { rate, root, eps, share, kept, taken } = *self;
+        for (((value, gradient), mean), square) in values.iter_mut().zip(gradients).zip(means).zip(squares) {
+            *mean = towards(*mean, *gradient, share);
+            *square = kept * *square + taken * (*gradient * *gradient);
+            *value = *value + rate * *mean / (square.sqrt() / root + eps);
+        }
     }
 }

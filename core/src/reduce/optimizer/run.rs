@@ -7,8 +7,6 @@ pub(super) const ROWS_MAX: usize = 3;
 
 /// A run of elements in the type in which they are changed.
 pub(super) struct Run<'a, R> {
-    /// How often the rule was applied, with this time; from 1.
-    pub(super) step: u64,
     pub(super) values: &'a mut [R],
     pub(super) gradients: &'a mut [R],
     /// As many as its optimizer has moments are as long as the values; the others are empty.
