@@ -1,5 +1,8 @@
 //! Workers are missing, and the coordinator has not said whether they are lost.
 
+use std::path::Path;
+
+use gradlane_core::types::JoinString;
 use gradlane_tests::matrix;
 use gradlane_tests::over::Over;
 use gradlane_tests::processes::Process;
@@ -23,16 +26,10 @@ fn a_step_waits_longer_than_the_step_timeout_while_nobody_can_say_who_is_lost(ov
         ("dead_timeout", "1s"),
         ("control_lost_timeout", "1h"),
     ];
-    let start = |bind: &str| {
-        let settings = [&settings[..], &[("resume", "true")]].concat();
-        coordinator_at(home.path(), bind, 4, 1, &settings)
-    };
+    let start = |bind: &str| resumable(home.path(), bind, settings);
     let (mut coordinator, join) = start("127.0.0.1:0");
     let mut server = server(over, &join, 0, settings);
-    let mut workers = [0, 1, 2, 3].map(|rank| worker(over, &["puppet"], &join, Some(rank), 4, settings));
-    for (rank, worker) in workers.iter_mut().enumerate() {
-        assert_eq!(worker.line(), format!("joined {rank}"));
-    }
+    let mut workers = four_workers(over, &join, settings);
     let sum = |workers: &mut [Process], ranks: &[usize], round: u32| {
         ranks.iter().for_each(|rank| workers[*rank].order(&format!("beside weight {round}")));
     };
@@ -96,17 +93,11 @@ fn calls_wait_longer_than_the_step_timeout_for_a_coordinator_that_is_started_aga
         ("dead_timeout", "400ms"),
         ("control_lost_timeout", "1h"),
     ];
-    let start = |bind: &str| {
-        let settings = [&settings[..], &[("resume", "true")]].concat();
-        coordinator_at(home.path(), bind, 4, 1, &settings)
-    };
+    let start = |bind: &str| resumable(home.path(), bind, settings);
     let (mut coordinator, join) = start("127.0.0.1:0");
     let mut server = server(over, &join, 0, settings);
-    let mut workers = [0, 1, 2, 3].map(|rank| worker(over, &["puppet"], &join, Some(rank), 4, settings));
-    for (rank, worker) in workers.iter_mut().enumerate() {
-        assert_eq!(worker.line(), format!("joined {rank}"));
-        worker.order("sum weight 0");
-    }
+    let mut workers = four_workers(over, &join, settings);
+    workers.iter_mut().for_each(|worker| worker.order("sum weight 0"));
     workers.iter_mut().for_each(|worker| assert_eq!(worker.line(), "ok"));
     coordinator.signal("KILL");
     coordinator.end();
@@ -127,4 +118,18 @@ fn calls_wait_longer_than_the_step_timeout_for_a_coordinator_that_is_started_aga
     workers.iter_mut().for_each(|worker| worker.order("shutdown 10000"));
     workers.iter_mut().for_each(|worker| assert_eq!(worker.line(), "ok"));
     assert_eq!((server.end().code, coordinator.end().code), (Some(0), Some(0)));
+}
+
+/// A coordinator of four workers and a server that goes on with the job in this folder, or begins it.
+fn resumable(home: &Path, bind: &str, settings: &[(&str, &str)]) -> (Process, JoinString) {
+    coordinator_at(home, bind, 4, 1, &[settings, &[("resume", "true")]].concat())
+}
+
+/// Its workers, once the job has formed.
+fn four_workers(over: Over, join: &JoinString, settings: &[(&str, &str)]) -> [Process; 4] {
+    let mut workers = [0, 1, 2, 3].map(|rank| worker(over, &["puppet"], join, Some(rank), 4, settings));
+    for (rank, worker) in workers.iter_mut().enumerate() {
+        assert_eq!(worker.line(), format!("joined {rank}"));
+    }
+    workers
 }

@@ -198,6 +198,17 @@ fn form(mut job: Job, workers: u32) -> Job {
     job
 }
 
+/// Another coordinator has gone on with the job, to which workers 0 and 1 and the server have come back, by the links 30, 31 and 32.
+fn taken_up(mut job: Job, config: CoordinatorConfig) -> Job {
+    job.drain();
+    let (coordinator, now) = Coordinator::recover(config, std::mem::take(&mut job.journal)).unwrap();
+    let mut job = Job { coordinator, now, ..job };
+    job.join_as(30, 0, worker(0));
+    job.join_as(31, 1, worker(1));
+    job.join_as(32, SERVER as u8, server(0));
+    job
+}
+
 fn worker(number: u32) -> Join {
     let process = Process {
         host: format!("n{number}"),

@@ -55,12 +55,7 @@ fn those_that_wait_at_a_barrier_have_the_time_that_they_name_when_another_coordi
     let config = || CoordinatorConfig { journals: true, policy: Policy::CONTINUE, ..config(2) };
     let mut job = form(job_of(config()), 2);
     job.frame(0, barrier(1));
-    job.drain();
-    let (coordinator, base) = Coordinator::recover(config(), std::mem::take(&mut job.journal)).unwrap();
-    let mut job = Job { coordinator, now: base, ..job };
-    job.join_as(30, 0, worker(0));
-    job.join_as(31, 1, worker(1));
-    job.join_as(32, SERVER as u8, server(0));
+    let mut job = taken_up(job, config());
     let timeout = 40 * SECOND;
     job.frame(30, Frame::Barrier { request: 1, name: "epoch".to_owned(), timeout });
     job.beat_until(30, &[30, 31, 32]);

@@ -208,12 +208,7 @@ fn those_that_stand_wait_anew_for_the_others_if_another_coordinator_goes_on_with
     job.say(0, StepReport { begun: 1, stands: true, ..at_change(1) });
     job.beat_until(5, &[0, 1, SERVER]);
     job.say(1, StepReport { begun: 1, leaves: true, ..at_change(1) });
-    job.drain();
-    let (recovered, base) = Coordinator::recover(config(), std::mem::take(&mut job.journal)).unwrap();
-    let mut job = Job { coordinator: recovered, now: base, ..job };
-    job.join_as(30, 0, worker(0));
-    job.join_as(31, 1, worker(1));
-    job.join_as(32, SERVER as u8, server(0));
+    let mut job = taken_up(job, config());
     let is_over = |job: &mut Job| {
         job.received(30).iter().any(|frame| matches!(frame, Frame::Passed { outcome: Err(Error::Timeout { .. }), .. }))
     };
@@ -233,12 +228,7 @@ fn who_wants_to_leave_has_its_time_anew_if_another_coordinator_goes_on_with_the_
     job.beat_until(5, &[0, 1, SERVER]);
     // Something that is written down with its time.
     job.frame(0, barrier(1));
-    job.drain();
-    let (coordinator, base) = Coordinator::recover(config(), std::mem::take(&mut job.journal)).unwrap();
-    let mut job = Job { coordinator, now: base, ..job };
-    job.join_as(30, 0, worker(0));
-    job.join_as(31, 1, worker(1));
-    job.join_as(32, SERVER as u8, server(0));
+    let mut job = taken_up(job, config());
     let workers = |job: &Job| job.coordinator.view().workers().count();
     job.beat_until(10, &[30, 31, 32]);
     assert_eq!(workers(&job), 2, "it may stand at the boundary already, and say so only now");
