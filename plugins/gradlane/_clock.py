@@ -82,11 +82,26 @@ class Clock:
         if not isinstance(wait, bool):
             raise InvalidArgumentError(f"wait={wait!r}; give True or False")
         with self._ticking:
-            session = self.joined()
-            told = session.tick((self.name, str(self.mode)), self._round + 1, (wait, timeout))
-            tick = Tick(told[0], told[1], told[2], cast("Fate", told[3]))
-            self._round, self._step = tick.round, tick.step
-            return tick
+            return self._told(self._round + 1, (wait, False, timeout))
+
+    def leave(self, *, timeout: float | None = None) -> None:
+        """Tell that this worker ticks the clock no more: its data is over, and the others wait for it no more.
+
+        Call it behind the last tick, where workers may have different numbers of rounds. A worker that leaves the job leaves its
+        clocks too. If a mode needs more workers than are left, the others get a FailedPreconditionError.
+
+        Args:
+            timeout: seconds for the answer; None takes the job's step timeout.
+        """
+        check_timeout(timeout)
+        with self._ticking:
+            self._told(self._round, (False, True, timeout))
+
+    def _told(self, round_: int, how: tuple[bool, bool, float | None]) -> Tick:
+        told = self.joined().tick((self.name, str(self.mode)), round_, how)
+        tick = Tick(told[0], told[1], told[2], cast("Fate", told[3]))
+        self._round, self._step = tick.round, tick.step
+        return tick
 
     def round_of(self, *, is_gradient: bool) -> int:
         """The round to which a gradient belongs, or the one whose changes a value must have."""

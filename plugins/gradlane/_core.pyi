@@ -241,9 +241,10 @@ class Session:
         arguments are as for `submit`.
         """
     def tick(
-        self, clock: tuple[str, str], round: int, wait: tuple[bool, float | None]
+        self, clock: tuple[str, str], round: int, how: tuple[bool, bool, float | None]
     ) -> tuple[int, int, int, str]:
-        """Finishes a round of a clock, given with its mode, and waits, if it does, until this worker may begin its next one.
+        """Finishes a round of a clock, given with its mode. `how`: whether it waits until this worker may begin its next one,
+        whether this worker leaves the clock instead, and the timeout.
 
         Returns the round, the global step, how many rounds the slowest worker is behind, and the fate of the round.
         """

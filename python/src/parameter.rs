@@ -31,12 +31,12 @@ pub(crate) fn tick(
     session: &Arc<Session>,
     (clock, mode): (String, String),
     round: u64,
-    (waits, timeout): (bool, Option<f64>),
+    (waits, leaves, timeout): (bool, bool, Option<f64>),
 ) -> PyResult<Told> {
     let session = Arc::clone(session);
     let mode = mode_by(Some(&mode), Some(&clock)).map_err(|error| errors::raise(py, &error))?;
     // How long it waits is the timeout.
-    let tick = Tick { clock, mode, round, wait: waits.then_some(Duration::ZERO) };
+    let tick = Tick { clock, mode, round, leaves, wait: waits.then_some(Duration::ZERO) };
     let ticked = in_background(py, move || session.tick(tick, timeout.map(duration)))?;
     let Ticked { round, step, ahead, fate } = ticked.map_err(|error| errors::raise(py, &error))?;
     Ok((round, step, ahead, fate.name()))

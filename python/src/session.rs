@@ -243,8 +243,14 @@ impl Session {
     }
 
     /// Finishes a round of the clock of this name and mode, and waits until this worker may begin its next one.
-    fn tick(&self, py: Python<'_>, clock: (String, String), round: u64, wait: (bool, Option<f64>)) -> PyResult<Told> {
-        parameter::tick(py, &self.0.get(py)?.inner, clock, round, wait)
+    fn tick(
+        &self,
+        py: Python<'_>,
+        clock: (String, String),
+        round: u64,
+        how: (bool, bool, Option<f64>),
+    ) -> PyResult<Told> {
+        parameter::tick(py, &self.0.get(py)?.inner, clock, round, how)
     }
 
     /// Begins the first reduction of a tensor without elements. The handle resolves once all workers have come.

@@ -247,7 +247,7 @@ def test_what_has_no_meaning_in_a_mode_is_refused_with_what_to_do():
     clock.tick()
     assert pulled("refused", np.zeros(2))[0].tolist() == [-1.0, -1.0], "the first one counts"
     many = parameters.Clock("too many", modes.Backup(gradlane.size() + 1))
-    with pytest.raises(FailedPreconditionError, match=f"the job has {gradlane.size()}"):
+    with pytest.raises(FailedPreconditionError, match=f"and {gradlane.size()} are there"):
         many.tick()
 
 
@@ -271,6 +271,26 @@ def test_two_modes_under_one_name_are_a_mismatch_that_names_both():
         with pytest.raises(MismatchError, match="async:max_staleness=0.*async:max_staleness="):
             parameters.init("two modes", np.zeros(2), mode=mode)
     gradlane.barrier("two modes: parameters")
+
+
+@pytest.mark.parametrize("mode", [modes.Sync(), modes.SSP(0)])
+def test_workers_with_fewer_rounds_leave_and_the_others_go_on(mode):
+    clock = parameters.Clock(f"uneven {mode}", mode)
+    parameters.init(f"uneven {mode}", np.zeros(2), rule=rules.SGD(lr=1.0), mode=clock)
+    rounds = 2 + gradlane.rank()
+    for _ in range(rounds):
+        parameters.push(f"uneven {mode}", np.ones(2), update="step")
+        clock.tick()
+    clock.leave()
+    with pytest.raises(FailedPreconditionError, match="after it has left it"):
+        clock.tick()
+    gradlane.barrier(f"uneven {mode}")
+    value, version = pulled(f"uneven {mode}", np.zeros(2))
+    most = 1 + gradlane.size()
+    if modes.has_rounds(mode):
+        assert (value.tolist(), version) == ([-float(most)] * 2, 1 + most)
+    else:
+        assert version == 1 + sum(2 + other for other in range(gradlane.size()))
 
 
 def test_two_threads_tick_two_rounds():

@@ -23,6 +23,8 @@ mod member;
 mod requests;
 mod steps;
 
+pub mod ticks;
+
 pub use contact::{Contact, ContactTerms, Patience};
 pub use entries::Entries;
 pub use member::Member;

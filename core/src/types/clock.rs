@@ -16,6 +16,8 @@ pub struct Tick {
     pub mode: Mode,
     /// The round, from 1. Said again with the same number, it is the same tick.
     pub round: u64,
+    /// Whether this worker ticks the clock no more, and nobody waits for it. Then the round does not count.
+    pub leaves: bool,
     /// How long this worker waits if it has to; `None` to go on before the others are there, which only a mode without rounds allows.
     pub wait: Option<Duration>,
 }
@@ -102,6 +104,7 @@ impl Ask {
     pub fn described(&self) -> String {
         match self {
             Self::Store(ask) => format!("key {:?} of the store", ask.key()),
+            Self::Tick(tick) if tick.leaves => format!("leaving clock {:?}", tick.clock),
             Self::Tick(tick) => format!("round {} of clock {:?}", tick.round, tick.clock),
         }
     }

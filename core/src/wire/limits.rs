@@ -88,9 +88,9 @@ pub fn check_ask(ask: &Ask) -> Result<()> {
         Err(Error::InvalidArgument { what, hint: hint.to_owned() })
     };
     match tick.round {
-        0 => refuse("round 0", "rounds count from 1"),
+        0 if !tick.leaves => refuse("round 0", "rounds count from 1"),
         round if round > ROUND_MAX => refuse(&format!("round {round}"), &format!("use at most {ROUND_MAX}")),
-        _ if tick.mode.rounds().is_some() && tick.wait.is_none() => {
+        _ if tick.mode.rounds().is_some() && tick.wait.is_none() && !tick.leaves => {
             refuse("a tick that does not wait", "in a mode with rounds a worker waits until its round is closed")
         }
         _ => Ok(()),

@@ -70,12 +70,13 @@ pub fn frames() -> Vec<Frame> {
                 clock: "c".to_owned(),
                 mode: mode_of("ssp:bound=4", "c"),
                 round: 7,
+                leaves: false,
                 wait: Some(Duration::from_secs(1)),
             },
         },
         Frame::Tick {
             request: 14,
-            tick: Tick { clock: "c".to_owned(), mode: mode_of("async", "c"), round: 1, wait: None },
+            tick: Tick { clock: "c".to_owned(), mode: mode_of("async", "c"), round: 1, leaves: true, wait: None },
         },
         Frame::Steps(StepReport { begun: 13, change: 2, stands: true, rests: false, leaves: true }),
         Frame::Holdings(Holdings {

@@ -110,7 +110,7 @@ class ServerOptimizer(torch.optim.Optimizer):
             for label, parameter in self._named.items()
         ]
         _ended(begun)
-        self._pull()
+        self.pull()
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -142,6 +142,14 @@ class ServerOptimizer(torch.optim.Optimizer):
         tick = self._in_rounds() if modes.has_rounds(self.mode) else self._at_once()
         self.outcome = _outcome(self._made, tick)
         return self.outcome if closure is None else loss
+
+    def leave(self) -> None:
+        """Tell that this worker does no more steps, so that others wait for it no more. A mode without a clock waits for nobody.
+
+        Call it behind the last step, where workers may have different numbers of batches.
+        """
+        if self._clock is not None:
+            self._clock.leave(timeout=self._timeout)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Refuses groups after the first one, which the constructor makes."""
@@ -187,7 +195,7 @@ class ServerOptimizer(torch.optim.Optimizer):
             begun = {label: self._pushed(label, parameter) for label, parameter in with_gradient.items()}
             self._made = dict(zip(begun, _ended(begun.values()), strict=True))
         tick = self._tick()
-        self._pull()
+        self.pull()
         return tick
 
     def _tick(self) -> parameters.Tick | None:
@@ -199,7 +207,8 @@ class ServerOptimizer(torch.optim.Optimizer):
         self._is_sent = False
         return tick
 
-    def _pull(self) -> None:
+    def pull(self) -> None:
+        """Takes over the present weights, with the steps of all workers that were made."""
         begun = {label: self._pulled(label, parameter) for label, parameter in self._named.items()}
         self.versions = dict(zip(begun, _ended(begun.values()), strict=True))
 

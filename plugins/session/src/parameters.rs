@@ -3,13 +3,11 @@
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use gradlane_core::cluster::ticks;
 use gradlane_core::engine::{Memory, ParameterUse};
-use gradlane_core::error::Claim;
 use gradlane_core::mem::Region;
 use gradlane_core::reduce::{Kernels, OptimizerState};
-use gradlane_core::types::{
-    Access, Ask, Effect, Fate, Mode, Quorum, TensorSpec, Tick, Ticked, Update, Version, WorkerId,
-};
+use gradlane_core::types::{Access, Ask, Effect, Fate, Mode, TensorSpec, Tick, Ticked, Update, Version, WorkerId};
 use gradlane_core::wire::limits;
 use gradlane_core::{Error, Result};
 
@@ -34,6 +32,8 @@ struct OwnClock {
     mode: Mode,
     /// The rounds that were finished.
     finished: u64,
+    /// Whether it is ticked no more.
+    has_left: bool,
 }
 
 /// A use of a parameter whose arguments are right.
@@ -145,18 +145,22 @@ impl Parameters {
     /// As [`Engine::tick`](gradlane_core::engine::Engine::tick).
     pub(crate) fn tick(&self, tick: Tick) -> Result<Ticked> {
         limits::check_ask(&Ask::Tick(tick.clone()))?;
-        let Tick { clock: name, mode, round, .. } = tick;
+        let Tick { clock: name, mode, round, leaves, .. } = tick;
         let mut kept = self.lock();
         let Kept { parameters, clocks } = &mut *kept;
-        let clock = clocks.entry(name.clone()).or_insert(OwnClock { mode, finished: 0 });
-        clock.check(&name, mode, round)?;
-        if round == clock.finished + 1 {
+        let clock = clocks.entry(name.clone()).or_insert(OwnClock { mode, finished: 0, has_left: false });
+        if leaves {
+            clock.has_left = true;
+        } else {
+            clock.check(&name, mode, round)?;
+        }
+        if round == clock.finished + 1 && !leaves {
             clock.finished = round;
             for parameter in parameters.values_mut().filter(|parameter| parameter.tensor.kind.mode() == mode) {
                 parameter.close(self.kernels, round);
             }
         }
-        Ok(Ticked { round, step: clock.finished, ahead: 0, fate: Fate::Accepted })
+        Ok(Ticked { round: clock.finished, step: clock.finished, ahead: 0, fate: Fate::Accepted })
     }
 
     /// Forgets the parameters with these names.
@@ -247,31 +251,20 @@ impl Parameter {
 
 impl OwnClock {
     fn check(&self, name: &str, mode: Mode, round: u64) -> Result<()> {
+        let me = WorkerId(0);
         if mode != self.mode {
-            let claim = |mode: Mode| Claim { worker: WorkerId(0), value: mode.to_string() };
-            let (first, second) = (claim(self.mode), claim(mode));
-            return Err(Error::Mismatch {
-                tensor: name.to_owned().into(),
-                field: "mode of a clock".to_owned(),
-                first,
-                second,
-            });
+            return Err(ticks::other_mode(name, (me, self.mode), (me, mode)));
         }
-        if let Some((_, Quorum::First(k), _)) = mode.rounds()
-            && k > 1
-        {
-            return Err(Error::FailedPrecondition {
-                what: format!("clock {name:?}: {k} workers close a round, and the job has 1"),
-                hint: "give fewer, or start more workers".to_owned(),
-            });
+        if let Some(error) = mode.rounds().and_then(|(_, quorum, _)| ticks::too_few(name, quorum, 1)) {
+            return Err(error);
         }
-        if round != self.finished && round != self.finished + 1 {
-            return Err(Error::FailedPrecondition {
-                what: format!("clock {name:?}: round {round}, and the last one that was finished is {}", self.finished),
-                hint: "tick each round once, from 1 on, with one clock object a worker".to_owned(),
-            });
+        if self.has_left {
+            return Err(ticks::after_leaving(name, me));
         }
-        Ok(())
+        match round == self.finished || round == self.finished + 1 {
+            true => Ok(()),
+            false => Err(ticks::out_of_order(name, me, round, self.finished)),
+        }
     }
 }
 

@@ -10,7 +10,8 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-use gradlane_core::error::{Claim, Error, Result};
+use gradlane_core::cluster::ticks;
+use gradlane_core::error::{Error, Result};
 use gradlane_core::types::{ClockKey, Closing, Fate, Mode, Pace, Quorum, Tick, Ticked, Time, WorkerId, WorkerSet};
 
 /// The clocks of a job.
@@ -56,6 +57,8 @@ struct Clock {
     closed: u64,
     /// Who is in the round that is open. Their order counts no more once they are in.
     arrived: WorkerSet,
+    /// Who ticks it no more.
+    left: WorkerSet,
     waiting: BTreeMap<WorkerId, Waiting>,
 }
 
@@ -76,12 +79,15 @@ impl Clocks {
 
     /// A worker has finished a round, perhaps not for the first time.
     pub(super) fn tick(&mut self, now: Time, worker: WorkerId, request: u64, tick: Tick) -> Turn {
-        let Tick { clock: name, mode, round, wait } = tick;
+        let Tick { clock: name, mode, round, leaves, wait } = tick;
         let is_full = self.clocks.len() >= CLOCKS_MAX && !self.clocks.contains_key(&name);
         if is_full {
             return Turn::refusal(worker, request, too_many(&name));
         }
         let clock = self.clocks.entry(name.clone()).or_insert_with(|| Clock::new(mode, worker));
+        if leaves {
+            return self.leave_one(now, worker, request, &name, mode);
+        }
         match clock.take(&name, worker, mode, round) {
             Ok(None) => {}
             Ok(Some(ticked)) => return Turn::answer(worker, request, Ok(ticked)),
@@ -93,9 +99,22 @@ impl Clocks {
             return self.advance(now, &name);
         }
         let mut turn = self.advance(now, &name);
-        let ticked = self.clocks[&name].ticked(worker, &self.due);
+        let clock = &self.clocks[&name];
+        let ticked = clock.ticked(worker, &clock.active(&self.due));
         turn.answers.push(Answer { worker, request, outcome: Ok(ticked) });
         turn
+    }
+
+    /// A worker ticks this clock no more.
+    fn leave_one(&mut self, now: Time, worker: WorkerId, request: u64, name: &str, mode: Mode) -> Turn {
+        let clock = self.clocks.get_mut(name).expect("made before");
+        if let Err(error) = clock.check_mode(name, worker, mode) {
+            return Turn::refusal(worker, request, error);
+        }
+        clock.left.insert(worker);
+        clock.waiting.remove(&worker);
+        let ticked = clock.ticked(worker, &WorkerSet::default());
+        Turn::answer(worker, request, Ok(ticked)).and(self.advance(now, name))
     }
 
     /// Ends the waits that are out of time. The ticks count all the same.
@@ -103,11 +122,12 @@ impl Clocks {
         let due = &self.due;
         let mut answers = Vec::new();
         for (name, clock) in &mut self.clocks {
+            let active = clock.active(due);
             let late = clock.waiting.iter().filter(|(_, waiting)| waiting.until <= now).map(|(worker, _)| *worker);
             for worker in late.collect::<Vec<_>>() {
                 let Waiting { request, round, since, .. } = clock.waiting.remove(&worker).expect("found above");
                 let what =
-                    format!("clock {name:?}, round {round}: waiting for {}", clock.describe_slowest(worker, due));
+                    format!("clock {name:?}, round {round}: waiting for {}", clock.describe_slowest(worker, &active));
                 let outcome = Err(Error::Timeout { what, waited: now.since(since) });
                 answers.push(Answer { worker, request, outcome });
             }
@@ -167,9 +187,10 @@ impl Clocks {
     fn advance(&mut self, now: Time, name: &str) -> Turn {
         let Self { due, clocks, told, remember } = self;
         let clock = clocks.get_mut(name).expect("it was ticked");
+        let due = &clock.active(due);
         let mut turn = Turn::default();
         if let Some((key, quorum, _)) = clock.mode.rounds() {
-            if let Some(error) = quorum.refusal(name, due) {
+            if let Some(error) = ticks::too_few(name, quorum, due.len()) {
                 let waiting = std::mem::take(&mut clock.waiting).into_iter();
                 turn.answers.extend(waiting.map(|(worker, Waiting { request, .. })| Answer {
                     worker,
@@ -197,20 +218,23 @@ impl Clocks {
 impl Clock {
     fn new(mode: Mode, said_by: WorkerId) -> Self {
         let (finished, waiting) = (BTreeMap::new(), BTreeMap::new());
-        Self { mode, said_by, finished, ticks: 0, closed: 0, arrived: WorkerSet::default(), waiting }
+        Self {
+            mode,
+            said_by,
+            finished,
+            ticks: 0,
+            closed: 0,
+            arrived: WorkerSet::default(),
+            left: WorkerSet::default(),
+            waiting,
+        }
     }
 
     /// Counts a tick, once. Returns its answer if the round was closed before.
     fn take(&mut self, name: &str, worker: WorkerId, mode: Mode, round: u64) -> Result<Option<Ticked>> {
-        if mode != self.mode {
-            let claim = |worker, mode: Mode| Claim { worker, value: mode.to_string() };
-            let (first, second) = (claim(self.said_by, self.mode), claim(worker, mode));
-            return Err(Error::Mismatch {
-                tensor: name.to_owned().into(),
-                field: "mode of a clock".to_owned(),
-                first,
-                second,
-            });
+        self.check_mode(name, worker, mode)?;
+        if self.left.contains(worker) {
+            return Err(ticks::after_leaving(name, worker));
         }
         let finished = self.finished.get(&worker).copied().unwrap_or_default();
         if mode.rounds().is_some() {
@@ -220,18 +244,30 @@ impl Clock {
                 return Ok(Some(Ticked { round: self.closed, step: self.closed, ahead: 0, fate }));
             }
             if round > self.closed + 1 {
-                return Err(out_of_order(name, worker, round, self.closed));
+                return Err(ticks::out_of_order(name, worker, round, self.closed));
             }
             self.arrived.insert(worker);
             self.finished.insert(worker, round);
         } else {
             if round != finished && round != finished + 1 {
-                return Err(out_of_order(name, worker, round, finished));
+                return Err(ticks::out_of_order(name, worker, round, finished));
             }
             self.ticks += u64::from(round != finished);
             self.finished.insert(worker, round);
         }
         Ok(None)
+    }
+
+    fn check_mode(&self, name: &str, worker: WorkerId, mode: Mode) -> Result<()> {
+        match mode == self.mode {
+            true => Ok(()),
+            false => Err(ticks::other_mode(name, (self.said_by, self.mode), (worker, mode))),
+        }
+    }
+
+    /// Who is waited for.
+    fn active(&self, due: &WorkerSet) -> WorkerSet {
+        due.iter().filter(|worker| !self.left.contains(*worker)).collect()
     }
 
     /// Closes the round that is open, if those are there that close it.
@@ -303,30 +339,6 @@ impl Turn {
         self.answers.extend(other.answers);
         self.closed.extend(other.closed);
         self
-    }
-}
-
-/// Why fewer workers than this quorum cannot close a round.
-trait Refusal {
-    fn refusal(self, clock: &str, due: &WorkerSet) -> Option<Error>;
-}
-
-impl Refusal for Quorum {
-    fn refusal(self, clock: &str, due: &WorkerSet) -> Option<Error> {
-        let Self::First(k) = self else { return None };
-        (k as usize > due.len()).then(|| Error::FailedPrecondition {
-            what: format!("clock {clock:?}: {k} workers close a round, and the job has {}", due.len()),
-            hint: "give fewer, or start more workers".to_owned(),
-        })
-    }
-}
-
-fn out_of_order(clock: &str, worker: WorkerId, round: u64, finished: u64) -> Error {
-    Error::FailedPrecondition {
-        what: format!(
-            "clock {clock:?}: {worker} ticks round {round}, and the last one that was finished is {finished}"
-        ),
-        hint: "tick each round once, from 1 on, with one clock object a worker".to_owned(),
     }
 }
 

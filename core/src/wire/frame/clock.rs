@@ -11,6 +11,7 @@ impl Field for Tick {
         writer.text(&self.clock, usize::MAX);
         self.mode.write(writer);
         writer.u64(self.round);
+        writer.flag(self.leaves);
         writer.option(self.wait.as_ref(), |writer, wait| writer.duration(*wait));
     }
 
@@ -20,7 +21,8 @@ impl Field for Tick {
             return Err(reader.bad("clock", format!("is {clock:?}, and its mode has another")));
         }
         let round = reader.round("round of a clock")?.0;
-        Ok(Self { clock, mode, round, wait: reader.option("wait", |reader| reader.duration("wait"))? })
+        let leaves = reader.flag("whether it leaves")?;
+        Ok(Self { clock, mode, round, leaves, wait: reader.option("wait", |reader| reader.duration("wait"))? })
     }
 }
 

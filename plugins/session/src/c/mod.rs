@@ -32,7 +32,8 @@ pub use operations::{
     gradlane_wait,
 };
 pub use parameters::{
-    gradlane_access, gradlane_operation_effect, gradlane_operation_version, gradlane_tick, gradlane_wait_any,
+    gradlane_access, gradlane_leave_clock, gradlane_operation_effect, gradlane_operation_version, gradlane_tick,
+    gradlane_wait_any,
 };
 pub use sessions::{
     gradlane_abi_version, gradlane_barrier, gradlane_declare, gradlane_in_doubt, gradlane_init, gradlane_metrics,

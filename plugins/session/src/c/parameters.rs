@@ -157,12 +157,34 @@ pub unsafe extern "C" fn gradlane_tick(
         present(ticked, "ticked")?;
         let member = member(session)?;
         // SAFETY: promised by the caller of this function.
-        let (name, mode) = unsafe { (text(clock, "the clock")?.to_owned(), mode_of(mode, clock)?) };
-        let tick = Tick { clock: name, mode, round, wait: (waits != 0).then_some(Duration::ZERO) };
+        let (name, mode) = unsafe { (text(clock, "the clock")?, mode_of(mode, clock)?) };
+        let tick = Tick { clock: name, mode, round, leaves: false, wait: (waits != 0).then_some(Duration::ZERO) };
         let Ticked { round, step, ahead, fate } = member.job.session().tick(tick, limit(timeout_ms))?;
         let told = GradlaneTicked { round, step, ahead, fate: u64::from(fate.code()) };
         // SAFETY: promised by the caller of this function.
         unsafe { write(ticked, "ticked", told) }?;
+        Ok(GradlaneStatus::Ok)
+    };
+    // SAFETY: promised by the caller of this function.
+    unsafe { answer(error, call) }
+}
+
+/// Tells that this worker ticks the clock `clock` no more, so that the others wait for it no more. Call it behind the last tick, where workers
+/// may have different numbers of rounds. The other arguments are those of `gradlane_tick`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gradlane_leave_clock(
+    session: GradlaneSession,
+    clock: *const c_char,
+    mode: *const c_char,
+    timeout_ms: u64,
+    error: *mut GradlaneError,
+) -> GradlaneStatus {
+    let call = || {
+        let member = member(session)?;
+        // SAFETY: promised by the caller of this function.
+        let (name, mode) = unsafe { (text(clock, "the clock")?, mode_of(mode, clock)?) };
+        let tick = Tick { clock: name, mode, round: 0, leaves: true, wait: None };
+        member.job.session().tick(tick, limit(timeout_ms))?;
         Ok(GradlaneStatus::Ok)
     };
     // SAFETY: promised by the caller of this function.

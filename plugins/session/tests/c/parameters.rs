@@ -76,6 +76,9 @@ fn a_gradient_of_a_round_is_applied_when_the_clock_is_ticked_and_its_fate_is_tol
     assert_eq!(late, (2, GradlaneFate::DroppedLate as u32, 0));
     assert!(job.tick(c"ssp:bound=1", 2).unwrap_err().contains("ssp:bound=1"));
     assert!(job.tick(c"sync", 3).unwrap_err().contains("round 3"));
+    // SAFETY: the texts are constants.
+    let left = unsafe { gradlane_leave_clock(job.0, c"train".as_ptr(), c"sync".as_ptr(), 0, null_mut()) };
+    assert_eq!(left, GradlaneStatus::Ok);
     let stale = |memory: &mut [f32; 2]| GradlaneParameterUse {
         name: c"stale".as_ptr(),
         mode: c"async:max_staleness=0,beyond=scale".as_ptr(),

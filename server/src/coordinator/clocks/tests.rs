@@ -24,9 +24,38 @@ impl Job {
 
     fn tick_waiting(&mut self, worker: u32, round: u64, wait: Option<Duration>) -> Turn {
         self.requests += 1;
-        let tick = Tick { clock: "c".to_owned(), mode: self.mode, round, wait };
+        let tick = Tick { clock: "c".to_owned(), mode: self.mode, round, leaves: false, wait };
         self.clocks.tick(self.now, WorkerId(worker), self.requests, tick)
     }
+}
+
+impl Job {
+    fn leave(&mut self, worker: u32, round: u64) -> Turn {
+        self.requests += 1;
+        let tick = Tick { clock: "c".to_owned(), mode: self.mode, round, leaves: true, wait: None };
+        self.clocks.tick(self.now, WorkerId(worker), self.requests, tick)
+    }
+}
+
+#[test]
+fn a_worker_that_has_no_more_rounds_leaves_and_nobody_waits_for_it() {
+    let mut job = Job::new(2, "sync");
+    job.tick(0, 1);
+    let turn = job.leave(1, 0);
+    assert_eq!((closings(&turn), turn.answers.len()), (vec![(1, vec![0])], 2));
+    assert_eq!(closings(&job.tick(0, 2)), [(2, vec![0])]);
+    assert_eq!(job.leave(1, 0).answers.len(), 1, "a repeat is answered");
+    assert!(refusal(&job.tick(1, 3)).contains("after it has left it"));
+    let mut job = Job::new(3, "ssp:bound=0");
+    job.tick(0, 1);
+    job.tick(1, 1);
+    assert_eq!(job.leave(2, 0).answers.len(), 3);
+    assert_eq!(job.leave(1, 1).answers.len(), 1);
+    assert_eq!(told(&job.tick(0, 2)), [(0, 2, 3, 0)]);
+    let mut job = Job::new(2, "k_of_n:k=2");
+    job.tick(0, 1);
+    let error = job.leave(1, 0).answers.into_iter().find(|answer| answer.worker.0 == 0).unwrap().outcome.unwrap_err();
+    assert!(error.to_string().contains("2 workers close a round, and 1 are there"), "{error}");
 }
 
 /// The workers that are answered well, with the rounds, steps and leads that they are told.
@@ -129,7 +158,7 @@ fn a_lost_worker_is_not_waited_for_and_its_tick_counts() {
 #[test]
 fn what_is_wrong_is_refused_and_disturbs_nobody() {
     let mut job = Job::new(2, "k_of_n:k=3");
-    assert!(refusal(&job.tick(0, 1)).contains("3 workers close a round, and the job has 2"));
+    assert!(refusal(&job.tick(0, 1)).contains("3 workers close a round, and 2 are there"));
     let mut job = Job::new(2, "sync");
     assert!(refusal(&job.tick(0, 2)).contains("worker 0 ticks round 2, and the last one that was finished is 0"));
     job.tick(0, 1);
