@@ -9,9 +9,9 @@ import torch
 
 from gradlane import _names, parameters
 from gradlane._handle import Handle
-from gradlane._objects import gather_by_rank
-from gradlane.errors import Error, FailedPreconditionError, InvalidArgumentError, MismatchError
+from gradlane.errors import FailedPreconditionError, InvalidArgumentError
 from gradlane.rules import Rule
+from gradlane.torch._on_servers import compare_rules, ended, trained
 from gradlane.torch._owners import own
 from gradlane.torch.broadcast import broadcast_parameters
 
@@ -62,21 +62,21 @@ class ServerOptimizer(torch.optim.Optimizer):
         """
         if not isinstance(rule, Rule):
             raise InvalidArgumentError(f"rule={rule!r}; give one of gradlane.rules, such as rules.SGD(lr=0.1)")
-        self._named = _trained(named_parameters)
+        self._named = trained(named_parameters)
         own(self, list(self._named.items()))
         self._prefix, self._timeout = _names.namespace("server optimizer", name), timeout
         self.rule = rule
         self.versions: dict[str, int] = {}
         """Of each parameter the version that the last step has taken over: one more for each step of any worker."""
         super().__init__(list(self._named.values()), {"lr": rule.lr})
-        _compare_rules(f"{self._prefix}/rule", str(rule))
+        compare_rules(f"{self._prefix}/rule", str(rule))
         # Else a part of one worker's could come first, and a part of another one's.
         broadcast_parameters(self._named, prefix=f"{self._prefix}/first ")
         begun = [
             parameters.init_async(self._name(label), parameter.detach(), rule=rule, timeout=timeout)
             for label, parameter in self._named.items()
         ]
-        _ended(begun)
+        ended(begun)
         self._use({label: self._pulled(label, parameter) for label, parameter in self._named.items()})
 
     @torch.no_grad()
@@ -149,47 +149,4 @@ class ServerOptimizer(torch.optim.Optimizer):
         )
 
     def _use(self, begun: dict[str, Handle[int]]) -> None:
-        self.versions = dict(zip(begun, _ended(begun.values()), strict=True))
-
-
-def _trained(named_parameters: Iterable[tuple[str, torch.nn.Parameter]]) -> dict[str, torch.nn.Parameter]:
-    named: dict[str, torch.nn.Parameter] = {}
-    for entry in named_parameters:
-        if not (isinstance(entry, tuple) and len(entry) == 2 and isinstance(entry[0], str)):
-            raise InvalidArgumentError("give model.named_parameters(): each parameter with its name")
-        label, parameter = entry
-        if label in named:
-            raise InvalidArgumentError(f"two parameters are called {label}; give each its own name")
-        if parameter.requires_grad:
-            named[label] = parameter
-    if not named:
-        raise InvalidArgumentError("no parameter requires a gradient; there is nothing to train")
-    return named
-
-
-def _compare_rules(name: str, rule: str) -> None:
-    """Raises on all workers if one has another rule."""
-    rules = gather_by_rank(rule, name, plain=True)
-    first = next(iter(rules))
-    for rank, other in rules.items():
-        if other != rules[first]:
-            raise MismatchError(
-                f"worker {first} has the rule {rules[first]}, worker {rank} has {other}; give all workers the same",
-                tensor=name,
-                field="rule",
-                first=(first, rules[first]),
-                second=(rank, other),
-            )
-
-
-def _ended(handles: Iterable[Handle[int]]) -> list[int]:
-    """What they yield, once all have ended; the first error of all of them."""
-    versions, error = [], None
-    for handle in handles:
-        try:
-            versions.append(handle.wait())
-        except Error as failed:
-            error = error or failed
-    if error is not None:
-        raise error
-    return versions
+        self.versions = dict(zip(begun, ended(begun.values()), strict=True))
