@@ -59,7 +59,8 @@ class Average(Exchange):
 class Elastic(Exchange):
     """A spring holds models and c together: with a = r/N, c += a * (x - c) and x -= a * (x - c), with the same difference.
 
-    A model is never replaced, so workers explore by themselves. No worker waits for another.
+    A model is never replaced, so workers explore by themselves. Let r be below N: with both equal, x and c change places.
+    No worker waits for another.
     """
 
 
