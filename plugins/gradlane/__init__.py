@@ -83,6 +83,7 @@ from gradlane.errors import (
     UnsupportedError,
     UnusedParametersError,
 )
+from gradlane.kv import KVWorker
 from gradlane.timeline import start_timeline, stop_timeline
 
 __all__ = [
@@ -104,6 +105,7 @@ __all__ = [
     "IncompatibleError",
     "InternalError",
     "InvalidArgumentError",
+    "KVWorker",
     "Max",
     "Min",
     "MismatchError",
