@@ -177,7 +177,7 @@ class KVWorker:
             starts = [*self._first_values(new), *self._uses(access, listed, lengths, source, target, urgency)]
             handle = joined(begin_all(starts))
             number, self._next = self._next, self._next + 1
-            self._open[number] = _Request(handle, tuple(new))
+            self._open[number] = _Request(handle, listed)
             self._known |= new
         return number
 
@@ -250,7 +250,7 @@ class KVWorker:
     def _keep(self, number: int, request: _Request, error: Error) -> None:
         self._failed[number] = error
         # The next use gives them their first value once more, which does nothing to one that has a value.
-        for key in request.new:
+        for key in request.keys:
             self._known.pop(key, None)
         if len(self._failed) > FAILED_MAX:
             oldest = next(iter(self._failed))
@@ -266,8 +266,7 @@ class _Request:
     """A request under way."""
 
     handle: Handle[list[int]]
-    new: tuple[int, ...]
-    """The keys that it was the first to use on this worker."""
+    keys: list[int]
 
 
 def _keys(keys: Iterable[int]) -> list[int]:

@@ -124,6 +124,17 @@ def failing(worker):
     return worker.push([1], ONES)
 
 
+def test_a_key_whose_name_has_ended_fails_once_and_begins_anew(worker):
+    worker.wait(worker.push([1, 2], ONES))
+    gradlane.undeclare("kv/0/1")
+    with pytest.raises(FailedPreconditionError, match="kv/0/1"):
+        worker.wait(worker.push([1], ONES[:2]))
+    worker.wait(worker.push([1], ONES[:2]))
+    out = np.zeros(4, np.float32)
+    worker.wait(worker.pull([1, 2], out))
+    assert out.tolist() == [1.0] * 4
+
+
 def test_threads_that_wait_for_one_request_all_return(worker):
     timestamp, returned = worker.push([1], ONES), []
     threads = [threading.Thread(target=lambda: returned.append(worker.wait(timestamp))) for _ in range(8)]

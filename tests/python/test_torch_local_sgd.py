@@ -1,6 +1,7 @@
 """`LocalSGD`: models that each worker trains by itself, and that come together every few steps, to the formulas of the rules."""
 
 import copy
+import io
 import math
 
 import pytest
@@ -302,10 +303,13 @@ def test_a_state_goes_on_where_it_was_and_another_rule_is_refused():
         exchanged(local, f"{exchange} to save")
         train(model, optimizer, gradlane.rank(), 3)
         local.step()
-        state = copy.deepcopy([one.state_dict() for one in (model, optimizer, local)])
+        file = io.BytesIO()
+        torch.save([one.state_dict() for one in (model, optimizer, local)], file)
         gl.barrier(f"{exchange} saved by all")
         exchanged(local, f"{exchange} goes on")
         expected = [one.detach().clone() for one in model.parameters()]
+        file.seek(0)
+        state = torch.load(file)
         again, other, resumed = started(exchange, every=10**6)
         for one, saved in zip((again, other, resumed), state, strict=True):
             one.load_state_dict(saved)
@@ -316,7 +320,7 @@ def test_a_state_goes_on_where_it_was_and_another_rule_is_refused():
         if exchange != gl.exchanges.Average():
             continue
         of_geo = dict(state[2], exchange="geo:rate=1.0")
-        for wrong, why in ((of_geo, "by geo:rate=1.0, and"), (state[1], "no state of a LocalSGD")):
+        for wrong, why in ((of_geo, "by geo:rate=1.0, and"), (state[1], "no state of a LocalSGD"), (None, "no state")):
             with pytest.raises(InvalidArgumentError, match=why):
                 resumed.load_state_dict(wrong)
         small = {label: torch.ones(1) for label in state[2]["shared"]}

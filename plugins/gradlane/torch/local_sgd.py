@@ -57,6 +57,9 @@ class LocalSGD:
 
     Differences are computed, sent and added in float32, those of float64 in float64. Shared weights are kept so, and of weights
     of float16 and bfloat16 each worker keeps what rounding takes. So progress adds up that is too small for their types.
+
+    N, of the rules, is the number of workers at an exchange, also where a job goes on without lost ones. A worker that comes to
+    a job later cannot make one.
     """
 
     def __init__(
@@ -212,7 +215,7 @@ class LocalSGD:
         checked: Tensors | Exception
         try:
             checked = self._checked(state)
-        except InvalidArgumentError as error:
+        except Exception as error:
             checked = error
         first = _session.ranks()[0]
         # The others hear of a worker whose state is refused, and wait for nothing.
