@@ -194,7 +194,8 @@ class LocalSGD:
     def state_dict(self) -> dict[str, Any]:
         """The exchange, the count of steps, the weights that this worker knows as shared, and those that are shared now.
 
-        Save one for each worker, beside the states of its model and optimizer.
+        Save one for each worker, beside the states of its model and optimizer. What rounding to a type of two bytes has taken in
+        the last exchange is not in it.
         """
         return {
             "exchange": str(self.rule),
@@ -234,6 +235,7 @@ class LocalSGD:
                 )
             barrier(f"{self._prefix}/loaded", timeout=self._timeout)
             self._known = {label: self._beside(label, value) for label, value in state["known"].items()}
+        self._exact = {label: _in_wide(self._named[label]) for label in self._exact}
         self.steps, self._since = state["steps"], state["since"]
 
     def __getstate__(self) -> NoReturn:
@@ -251,7 +253,8 @@ class LocalSGD:
         agreed = push_pull_async_(counts, f"{self._prefix}/exchanges", op=Max)
         # A mean, because it is that of the workers whose contributions are in the sum, also if one was lost meanwhile.
         averaged = grouped_push_pull_async_(list(moved.values()), [self._name(label) for label in moved], op=Mean)
-        ended([agreed, averaged.then(lambda _: counts)])
+        begun: list[Handle[Any]] = [agreed, averaged]
+        ended(begun)
         if counts.tolist() != [self._exchanged, -self._exchanged]:
             raise FailedPreconditionError(
                 f"this worker has made {self._exchanged} exchanges and another one {-int(counts[1])} to {int(counts[0])}, so "
