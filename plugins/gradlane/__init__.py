@@ -12,7 +12,7 @@ This module works with any buffer and imports no framework; `gradlane.torch` off
 
 from __future__ import annotations
 
-from gradlane import elastic, parameters, rules, timeline
+from gradlane import elastic, modes, parameters, rules, timeline
 from gradlane._collectives import (
     all_gather,
     all_gather_async,
@@ -84,12 +84,16 @@ from gradlane.errors import (
     UnusedParametersError,
 )
 from gradlane.kv import KVWorker
+from gradlane.modes import SSP, Async, Backup, Sync
 from gradlane.timeline import start_timeline, stop_timeline
 
 __all__ = [
+    "SSP",
     "AbortedError",
+    "Async",
     "AuthError",
     "Average",
+    "Backup",
     "CancelledError",
     "CertExpiredError",
     "ChecksumError",
@@ -124,6 +128,7 @@ __all__ = [
     "StallError",
     "StillRunningError",
     "Sum",
+    "Sync",
     "TimeoutError",
     "TokenError",
     "UnavailableError",
@@ -151,6 +156,7 @@ __all__ = [
     "local_size",
     "metrics",
     "metrics_text",
+    "modes",
     "node_rank",
     "num_nodes",
     "parameters",

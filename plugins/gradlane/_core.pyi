@@ -231,12 +231,21 @@ class Session:
         waits: bool = False,
         device: int | None = None,
         streams: tuple[int | None, int | None] = ...,
-        rule: str | None = None,
+        kind: tuple[str | None, str | None, str | None] = ...,
+        round_of_clock: int = 0,
     ) -> Handle:
         """Starts a use of a parameter: `access` is one of the names in `names_table()`.
 
         At `address` is the value or the change, or there is the memory for the value. `into` is the address of the memory
-        for the value of a push_pull that is not in place. The other arguments are as for `submit`.
+        for the value of a push_pull that is not in place. `kind` is its rule, its mode, and the name of its clock. The other
+        arguments are as for `submit`.
+        """
+    def tick(
+        self, clock: tuple[str, str], round: int, wait: tuple[bool, float | None]
+    ) -> tuple[int, int, int, str]:
+        """Finishes a round of a clock, given with its mode, and waits, if it does, until this worker may begin its next one.
+
+        Returns the round, the global step, how many rounds the slowest worker is behind, and the fate of the round.
         """
     def barrier(self, name: str, timeout: float | None) -> None: ...
     def begin_step(self) -> tuple[Literal["begun", "left", "forms again"], tuple[int, list[int]] | None]:
@@ -335,8 +344,8 @@ class Handle:
     @property
     def id(self) -> int: ...
     @property
-    def version(self) -> int | None:
-        """The version of the parameter that was made or read, once the operation has ended well; None of a reduction."""
+    def effect(self) -> tuple[int, str, int] | None:
+        """What a use of a parameter has come to, once it has ended well: its version, fate and lag; None of a reduction."""
     def wait(self, timeout: float | None) -> None:
         """Returns when the result has landed. If `timeout` passes first, the operation goes on."""
     def follow(self, timeout: float | None, streams: list[tuple[int, int]]) -> None:

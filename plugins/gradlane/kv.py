@@ -32,6 +32,7 @@ from gradlane._handle import Handle, begin_all, joined
 from gradlane._operations import check_out
 from gradlane._overlaps import check_apart, uses_of
 from gradlane.errors import Error, FailedPreconditionError, InvalidArgumentError, MismatchError
+from gradlane.parameters import Version
 
 __all__ = ["KVWorker"]
 
@@ -183,13 +184,13 @@ class KVWorker:
 
     def _uses(
         self, access: str, keys: list[int], lengths: list[int], source: Buffer, target: Buffer | None, priority: int
-    ) -> Iterable[partial[Handle[int]]]:
+    ) -> Iterable[partial[Handle[Version]]]:
         begins = itertools.accumulate(lengths, initial=0)
         for key, begin, length in zip(keys, begins, lengths, strict=False):
             read, written = _part(source, begin, length), None if target is None else _part(target, begin, length)
             yield partial(parameters.begin_at, access, self._name(key), read, written, priority, self._timeout)
 
-    def _first_values(self, new: dict[int, tuple[str, int]]) -> Iterable[partial[Handle[int]]]:
+    def _first_values(self, new: dict[int, tuple[str, int]]) -> Iterable[partial[Handle[Version]]]:
         """The zeros with which keys begin, unless they have values."""
         for key, (dtype, length) in new.items():
             room = _buffers.locate(bytearray(length * ITEM_BYTES[dtype]), writable=True)
@@ -265,7 +266,7 @@ class KVWorker:
 class _Request:
     """A request under way."""
 
-    handle: Handle[list[int]]
+    handle: Handle[list[Version]]
     keys: list[int]
 
 

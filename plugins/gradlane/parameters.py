@@ -23,7 +23,9 @@ it comes, with what the rule keeps of the parameter on the servers. This is asyn
     parameters.init("w", weights, rule=rules.AdamW(lr=1e-3))
     parameters.push_pull("w", gradients, out=weights, update="step")
 
-The rule is given to `init`, which every worker calls before it uses the parameter otherwise, with the same rule.
+The rule is given to `init`, which every worker calls before it uses the parameter otherwise, with the same rule. So is the
+*mode*, one of `gradlane.modes`: it bounds how old the values may be from which changes are computed, or lets workers wait for
+each other by a `Clock`. Each change tells what became of it, by the version that its call returns.
 
 In a job of one worker without servers, the worker keeps the parameters itself, in host memory.
 """
@@ -32,59 +34,118 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
-from gradlane import _buffers, _core, _session, rules
+from gradlane import _buffers, _core, _session, modes, rules
 from gradlane._arguments import check_name, check_priority, check_timeout
 from gradlane._buffers import Buffer
+from gradlane._clock import Clock, Fate, Tick
 from gradlane._groups import located
 from gradlane._handle import Handle
 from gradlane._operations import check_out
 from gradlane._overlaps import check_apart, uses_of
 from gradlane.errors import InvalidArgumentError
 
-__all__ = ["init", "init_async", "pull", "pull_async", "push", "push_async", "push_pull", "push_pull_async"]
+__all__ = [
+    "Clock",
+    "Fate",
+    "Tick",
+    "Version",
+    "init", "init_async", "pull", "pull_async", "push", "push_async", "push_pull", "push_pull_async"]
 
 Update = Literal["add", "assign", "step"]
 """How a push changes a parameter: it adds to it, element by element; it takes its place; or it is a gradient for its rule."""
 
-_rules: dict[str, str] = {}
-"""The rules that this worker has given to parameters of its session."""
+
+class Version(int):
+    """The version of a parameter that a call has made or read, and what became of the change. It is an `int`."""
+
+    fate: Fate
+    """Of several parts, the worst."""
+    lag: int
+    """The versions that came between the one from which the change was computed and the one to which it came; of several
+    parts, the most."""
+
+    @property
+    def factor(self) -> float:
+        """By what the change was multiplied: 1 if it was done as it is or is kept, 0 if it was not done."""
+        match self.fate:
+            case "accepted" | "kept":
+                return 1.0
+            case "scaled":
+                return 1.0 / (1.0 + self.lag)
+            case _:
+                return 0.0
+
+    @classmethod
+    def of(cls, version: int, fate: str, lag: int) -> Version:
+        """A version with what became of its change."""
+        made = cls(version)
+        made.fate, made.lag = cast("Fate", fate), lag
+        return made
 
 
-def init(name: str, value: Any, *, rule: rules.Rule | str | None = None, timeout: float | None = None) -> int:
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """What this worker has said of a parameter when it gave it its first value."""
+
+    rule: str | None
+    mode: str | None
+    clock: Clock | None
+
+
+_NO_KIND = _Kind(None, None, None)
+_kinds: dict[str, _Kind] = {}
+"""What this worker has said of the parameters of its session that have a rule or a mode."""
+
+
+def init(
+    name: str,
+    value: Any,
+    *,
+    rule: rules.Rule | str | None = None,
+    mode: modes.Async | Clock | None = None,
+    timeout: float | None = None,
+) -> Version:
     """Give a parameter its first value, unless it has one.
 
     If several workers call it, the first one wins, and the values of the others are not used. That holds for each part of
     a large tensor by itself. So let all give the same value, or only one of them, and pull the parameter afterwards.
 
     Args:
-        name: equal on all workers; its first use fixes dtype, shape and rule.
+        name: equal on all workers; its first use fixes dtype, shape, rule and mode.
         value: a tensor; it is only read.
         rule: how gradients change it, such as `rules.SGD(lr=0.1)`, for parameters of floats; None if they do not.
+        mode: when changes are done: `modes.Async(...)`, or for the other modes the clock that all its workers tick. None is
+            for `modes.Async()`.
         timeout: seconds for the whole operation; None takes the job's step timeout, which is also the upper bound.
     Returns:
         The present version.
     Raises:
-        MismatchError: `name` is in use with another dtype, shape or rule, or is that of a sum (both sides are named).
+        MismatchError: `name` is in use with another dtype, shape, rule or mode, or is that of a sum (both sides are named).
         FailedPreconditionError: the job has no server.
         InvalidArgumentError: an argument is not what it should be; it is named.
     """
-    _keep_rule(name, rule)
+    _keep_kind(name, rule, mode)
     return _begin("init", name, value, None, _options(0, timeout), waits=True).wait()
 
 
 def init_async(
-    name: str, value: Any, *, rule: rules.Rule | str | None = None, timeout: float | None = None
-) -> Handle[int]:
+    name: str,
+    value: Any,
+    *,
+    rule: rules.Rule | str | None = None,
+    mode: modes.Async | Clock | None = None,
+    timeout: float | None = None,
+) -> Handle[Version]:
     """Like `init`, but returns at once. Do not change `value` until the handle is done, nor resize it."""
-    _keep_rule(name, rule)
+    _keep_kind(name, rule, mode)
     return _begin("init", name, value, None, _options(0, timeout), waits=False)
 
 
 def push(
     name: str, value: Any, *, update: Update = "add", priority: int = 0, timeout: float | None = None
-) -> int:
+) -> Version:
     """Change a parameter.
 
     Args:
@@ -94,24 +155,24 @@ def push(
         priority: higher goes first; only the order matters.
         timeout: as for `init`. A change that was given up may have been made.
     Returns:
-        The version that the change has made.
+        The version that the change has made, and what became of it: a change that was discarded has made none.
     Raises:
         FailedPreconditionError: the parameter has no value yet, or the job has no server.
         MismatchError: as `init`.
-        InvalidArgumentError: an argument is not what it should be, or a gradient for a parameter to which this worker
-            gave no rule; it is named.
+        InvalidArgumentError: an argument is not what it should be, a gradient for a parameter to which this worker gave no
+            rule, or a push_pull of one in a mode with rounds; it is named.
     """
     return _begin(_pushing("push", update), name, value, None, _options(priority, timeout), waits=True).wait()
 
 
 def push_async(
     name: str, value: Any, *, update: Update = "add", priority: int = 0, timeout: float | None = None
-) -> Handle[int]:
+) -> Handle[Version]:
     """Like `push`, but returns at once. Do not change `value` until the handle is done, nor resize it."""
     return _begin(_pushing("push", update), name, value, None, _options(priority, timeout), waits=False)
 
 
-def pull(name: str, out: Any, *, priority: int = 0, timeout: float | None = None) -> int:
+def pull(name: str, out: Any, *, priority: int = 0, timeout: float | None = None) -> Version:
     """Read a parameter into `out`.
 
     Args:
@@ -129,7 +190,7 @@ def pull(name: str, out: Any, *, priority: int = 0, timeout: float | None = None
     return _begin("pull", name, None, out, _options(priority, timeout), waits=True).wait()
 
 
-def pull_async(name: str, out: Any, *, priority: int = 0, timeout: float | None = None) -> Handle[int]:
+def pull_async(name: str, out: Any, *, priority: int = 0, timeout: float | None = None) -> Handle[Version]:
     """Like `pull`, but returns at once. Do not use `out` until the handle is done, nor resize it."""
     return _begin("pull", name, None, out, _options(priority, timeout), waits=False)
 
@@ -142,7 +203,7 @@ def push_pull(
     update: Update = "add",
     priority: int = 0,
     timeout: float | None = None,
-) -> int:
+) -> Version:
     """Change a parameter and read it, in one exchange: no other change of a part comes between the two.
 
     Args:
@@ -171,7 +232,7 @@ def push_pull_async(
     update: Update = "add",
     priority: int = 0,
     timeout: float | None = None,
-) -> Handle[int]:
+) -> Handle[Version]:
     """Like `push_pull`, but returns at once. Do not use `value` or `out` until the handle is done, nor resize them."""
     return _begin(_pushing("push_pull", update), name, value, out, _options(priority, timeout), waits=False)
 
@@ -196,19 +257,25 @@ def _pushing(call: str, update: object) -> str:
     return f"{call}_{update}"
 
 
-def _keep_rule(name: str, rule: object) -> None:
-    """Notes the rule that this worker gives to a parameter of its session."""
+def _keep_kind(name: str, rule: object, mode: object) -> None:
+    """Notes what this worker says of a parameter of its session."""
     text = rules.text_of(rule)
     check_name(name)
-    if text is None:
-        _rules.pop(name, None)
+    if mode is not None and not isinstance(mode, modes.Async | Clock):
+        if isinstance(mode, modes.Mode):
+            raise InvalidArgumentError(f'mode={mode!r}; give the clock of its workers, such as parameters.Clock("train", {mode!r})')
+        raise InvalidArgumentError(f"mode={mode!r}; give modes.Async(...), or a parameters.Clock")
+    clock = mode if isinstance(mode, Clock) else None
+    kind = _Kind(text, None if mode is None else str(mode if clock is None else clock.mode), clock)
+    if kind == _NO_KIND:
+        _kinds.pop(name, None)
         return
-    if not _rules:
-        _session.after_leaving(_rules.clear)
-    _rules[name] = text
+    if not _kinds:
+        _session.after_leaving(_kinds.clear)
+    _kinds[name] = kind
 
 
-def _begin(access: str, name: str, value: Any, out: Any, options: _Options, *, waits: bool) -> Handle[int]:
+def _begin(access: str, name: str, value: Any, out: Any, options: _Options, *, waits: bool) -> Handle[Version]:
     """Starts a use; the handle yields the version. What the call does not have is None, of value and out."""
     check_name(name)
     sends, receives = access != "pull", access.startswith(("pull", "push_pull"))
@@ -224,7 +291,7 @@ def _begin(access: str, name: str, value: Any, out: Any, options: _Options, *, w
 
 def begin_at(
     access: str, name: str, source: Buffer, target: Buffer | None, priority: int, timeout: float | None, *, waits: bool = False
-) -> Handle[int]:
+) -> Handle[Version]:
     """Starts a use of checked arguments; the handle yields the version.
 
     Args:
@@ -234,6 +301,9 @@ def begin_at(
         waits: whether the caller waits for it next.
     """
     _session.passes_over(name)
+    kind = _kinds.get(name, _NO_KIND)
+    if kind.clock is not None:
+        kind.clock.joined()
     native = _session.session().access(
         name,
         source.dtype,
@@ -247,15 +317,16 @@ def begin_at(
         waits,
         source.device,
         (source.stream, None if target is None else target.stream),
-        _rules.get(name),
+        (kind.rule, kind.mode, None if kind.clock is None else kind.clock.name),
+        0 if kind.clock is None else kind.clock.round_of(is_gradient=access.endswith("step")),
     )
     return Handle(native, lambda: _version_of(native))
 
 
-def _version_of(native: _core.Handle) -> int:
-    version = native.version
-    assert version is not None, "a use that has ended well tells its version"
-    return version
+def _version_of(native: _core.Handle) -> Version:
+    effect = native.effect
+    assert effect is not None, "a use that has ended well tells what it has come to"
+    return Version.of(*effect)
 
 
 def located_argument(argument: str, value: Any, *, writable: bool) -> Buffer:

@@ -4,6 +4,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use gradlane_core::mem::Ordinal;
+use gradlane_core::types::Effect;
 use gradlane_core::{Error, engine};
 use gradlane_session::Operation;
 use pyo3::prelude::*;
@@ -44,10 +45,11 @@ impl Handle {
         Ok(self.0.get(py)?.inner().id())
     }
 
-    /// The version of the parameter that the operation has made or read, once it has ended well; `None` of a reduction.
+    /// What a use of a parameter has come to, once it has ended well: the version that it has made or read, what became of the change, and its
+    /// lag; `None` of a reduction.
     #[getter]
-    fn version(&self, py: Python<'_>) -> PyResult<Option<u64>> {
-        Ok(self.0.get(py)?.operation.version().map(|version| version.0))
+    fn effect(&self, py: Python<'_>) -> PyResult<Option<(u64, &'static str, u32)>> {
+        Ok(self.0.get(py)?.operation.effect().map(|Effect { version, fate, lag }| (version.0, fate.name(), lag)))
     }
 
     /// Waits for the end of the operation, at most `timeout` seconds, and raises its error.

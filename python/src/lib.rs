@@ -16,6 +16,7 @@ mod lent;
 mod metrics;
 mod own_process;
 mod owners;
+mod parameter;
 mod parts;
 mod reduction;
 mod session;

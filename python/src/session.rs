@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use gradlane_core::engine::{FeedbackState, ParameterUse, Step, Thread};
 use gradlane_core::metrics::prometheus;
-use gradlane_core::types::{HostPlace, Passage, Priority, StoreAsk, TensorKind, TensorSpec};
+use gradlane_core::types::{HostPlace, Passage, Priority, StoreAsk, TensorSpec};
 use gradlane_session::c::LentSession;
 use gradlane_session::{
     Completions, Found, JoinRequest, Lent, Place, access_named, config, dtype_named, published, tensor_bytes,
@@ -22,6 +22,7 @@ use crate::handle::Handle;
 use crate::metrics;
 use crate::own_process::Own;
 use crate::owners::{Owners, release};
+use crate::parameter::{self, Told};
 use crate::parts::Parts;
 use crate::reduction::Reduction;
 use crate::store;
@@ -203,7 +204,7 @@ impl Session {
 
     /// Uses a parameter. `address` is that of the value, of the change, or of the memory for the value, and `into` that of the memory for
     /// the value of a push_pull that is not in place. The other arguments are as for `submit`.
-    #[pyo3(signature = (name, dtype, shape, address, into, access, priority, timeout, owner, waits = false, device = None, streams = (None, None), rule = None))]
+    #[pyo3(signature = (name, dtype, shape, address, into, access, priority, timeout, owner, waits = false, device = None, streams = (None, None), kind = (None, None, None), round_of_clock = 0))]
     #[expect(clippy::too_many_arguments, reason = "called once from Python, per use")]
     #[expect(unsafe_code, reason = "Python gives addresses")]
     fn access(
@@ -221,13 +222,13 @@ impl Session {
         waits: bool,
         device: Option<u16>,
         streams: (Option<u64>, Option<u64>),
-        rule: Option<&str>,
+        kind: parameter::Kind<'_>,
+        round_of_clock: u64,
     ) -> PyResult<Handle> {
         let parts = self.0.get(py)?;
         release(py, &parts.owners);
         parts.hand_in(py, owner, |ended| {
-            let kind = TensorKind::Parameter { rule: rule.map(str::parse).transpose()? };
-            let tensor = TensorSpec { kind, ..TensorSpec::parameter(name, dtype_named(dtype)?, shape) };
+            let tensor = parameter::declared(name, dtype, shape, kind)?;
             let bytes = tensor_bytes(&tensor)?;
             let mut lender = parts.inner.lender(device);
             // SAFETY: as for `submit`.
@@ -236,9 +237,14 @@ impl Session {
                 (memory, into.map(|into| lender.lend(into, bytes, streams.1)).transpose()?)
             };
             let (access, priority, timeout) = (access_named(access)?, Priority(priority), timeout.map(duration));
-            let asked = ParameterUse { tensor, access, memory, into, priority, timeout };
+            let asked = ParameterUse { tensor, access, round_of_clock, memory, into, priority, timeout };
             parts.inner.access(asked, waits.then_some(SLICE), ended)
         })
+    }
+
+    /// Finishes a round of the clock of this name and mode, and waits until this worker may begin its next one.
+    fn tick(&self, py: Python<'_>, clock: (String, String), round: u64, wait: (bool, Option<f64>)) -> PyResult<Told> {
+        parameter::tick(py, &self.0.get(py)?.inner, clock, round, wait)
     }
 
     /// Begins the first reduction of a tensor without elements. The handle resolves once all workers have come.

@@ -409,12 +409,12 @@ def test_frozen_parameters_stay_where_they_are():
 def test_another_rule_number_or_model_is_told_to_all_who_give_it():
     rank = gradlane.rank()
     for exchange, every, told in (
-        (gl.exchanges.Geo(1.0 + rank), 8, r"worker 0 has the rule geo:rate=1\.0 every 8 steps, worker 1 has geo:rate=2\.0"),
+        (gl.exchanges.Geo(1.0 + rank), 8, r"worker 0 has the exchange geo:rate=1\.0 every 8 steps, worker 1 has geo:rate=2\.0"),
         (gl.exchanges.Geo(), 8 + rank, "every 8 steps, worker 1 has geo:rate=1.0 every 9 steps"),
     ):
         with pytest.raises(MismatchError, match=told) as raised:
             started(exchange, every=every, name="two rules")
-        assert raised.value.field == "rule"
+        assert raised.value.field == "exchange"
     wide = nn.Sequential(nn.Linear(6 + rank, 16), nn.Tanh(), nn.Linear(16, 2))
     with pytest.raises(MismatchError, match=r"0\.weight"):
         optimizer = torch.optim.SGD(wide.parameters(), lr=0.1)

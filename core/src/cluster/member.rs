@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use crate::error::{Error, Result};
-use crate::types::{self, Holdings, Phase, Process, Role, StepReport, TensorSpec, Time, View};
+use crate::types::{self, Answer, Holdings, Phase, Process, Role, StepReport, TensorSpec, Time, View};
 use crate::wire::Frame;
 use crate::wire::frame::{Join, Progress};
 
@@ -24,7 +24,7 @@ use super::{MemberCommand, MemberConfig, MemberEvent};
 ///
 /// - After a lost connection, and when the coordinator was silent for `silence_max`, the member dials again, and sends every request
 ///   without an answer again. The job goes on meanwhile, until the coordinator was silent for `control_lost_timeout`.
-/// - Every [`Member::declare`], [`Member::barrier`] and [`Member::ask_store`] ends in exactly one event with its number.
+/// - Every [`Member::declare`], [`Member::barrier`] and [`Member::ask_coordinator`] ends in exactly one event with its number.
 /// - A view replaces the one before as a whole, and only if its (term, number) is newer. The member tells the process of each view once. A
 ///   view that is older, or that has the number of the known view but other contents, ends the membership with an error.
 /// - The member answers the end of the job and a refusal with [`Frame::Leave`], so that the coordinator knows that they arrived.
@@ -170,9 +170,17 @@ impl Member {
                 self.settle(answer);
             }
             Frame::StoreDone { request, outcome } => {
-                let answer = self.requests.store_done(request, outcome);
+                let answer = self.requests.answered(request, outcome.map(Answer::Store));
                 self.settle(answer);
             }
+            Frame::Ticked { request, outcome } => {
+                let answer = self.requests.answered(request, outcome.map(Answer::Ticked));
+                self.settle(answer);
+            }
+            Frame::Close(_) if self.config.process.role != Role::Server => {
+                self.fail_protocol("kind", "is for servers alone");
+            }
+            Frame::Close(closing) => self.tell(MemberEvent::Close(closing)),
             Frame::Undeclared { request } => {
                 let answer = self.requests.undeclared(request);
                 self.settle(answer);
@@ -199,6 +207,7 @@ impl Member {
             | Frame::Undeclare { .. }
             | Frame::Barrier { .. }
             | Frame::Store { .. }
+            | Frame::Tick { .. }
             | Frame::Steps(_)
             | Frame::Holdings(_)
             | Frame::Restored { .. }
@@ -475,11 +484,11 @@ impl Member {
     }
 }
 
+mod asking;
 mod leaving;
 mod patience;
 mod reporting;
 mod stepping;
-mod storing;
 mod waiting;
 
 #[cfg(test)]

@@ -8,12 +8,13 @@ use std::time::Duration;
 
 use crate::error::{Error, Result};
 use crate::types::{
-    Defect, Epoch, PartLayout, Passage, Process, StoreAnswer, SumId, TensorKey, Time, View, WorkersKey,
+    Answer, Closing, Defect, Epoch, PartLayout, Passage, Process, SumId, TensorKey, Time, View, WorkersKey,
 };
 use crate::wire::Frame;
 use crate::wire::frame::{Hold, Stall};
 use crate::wire::limits::NAME_BYTES_MAX;
 
+mod asks;
 mod contact;
 mod declarations;
 mod entries;
@@ -21,7 +22,6 @@ mod line;
 mod member;
 mod requests;
 mod steps;
-mod store_requests;
 
 pub use contact::{Contact, ContactTerms, Patience};
 pub use entries::Entries;
@@ -114,12 +114,14 @@ pub enum MemberEvent {
         /// Passed, or the error.
         outcome: Result<()>,
     },
-    /// Answers [`Member::ask_store`].
-    StoreDone {
+    /// To servers: a round of a clock is closed. May be said again.
+    Close(Closing),
+    /// Answers [`Member::ask_coordinator`].
+    Answered {
         /// The number of the request.
         request: u64,
         /// The answer, or the error.
-        outcome: Result<StoreAnswer>,
+        outcome: Result<Answer>,
     },
     /// These tensors have ended: no worker uses their names any more. Comes to servers, and may be repeated after a reconnection.
     Ended {

@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::error::{Error, Result};
-use crate::types::{PartLayout, StoreAnswer, StoreAsk, TensorSpec, Time};
+use crate::types::{Answer, Ask, PartLayout, TensorSpec, Time};
 use crate::wire::{Frame, limits};
 
 use super::MemberEvent;
+use super::asks::Asks;
 use super::contact::{Due, Patience};
 use super::declarations::{Answered, Declarations};
-use super::store_requests::StoreRequests;
 
 /// Unanswered requests by number. All kinds share one rising sequence of numbers, and no number is used twice.
 #[derive(Default, Debug)]
@@ -20,7 +20,7 @@ pub(super) struct Requests {
     barriers: BTreeMap<u64, Barrier>,
     /// Names that are used no more.
     undeclared: BTreeMap<u64, Vec<String>>,
-    store: StoreRequests,
+    asks: Asks,
 }
 
 #[derive(Debug)]
@@ -68,9 +68,9 @@ impl Requests {
         Ok(frame)
     }
 
-    /// Keeps a request to the store until it is answered. See [`StoreRequests::ask`].
-    pub(super) fn ask_store(&mut self, now: Time, request: u64, ask: StoreAsk, patience: Patience) -> Result<Frame> {
-        self.store.ask(now, request, ask, patience)
+    /// Keeps a request to the store, or to a clock, until it is answered. See [`Asks::ask`].
+    pub(super) fn ask(&mut self, now: Time, request: u64, ask: Ask, patience: Patience) -> Result<Frame> {
+        self.asks.ask(now, request, ask, patience)
     }
 
     /// The frames of all unanswered requests, each with its remaining time, in a process that is patient until then.
@@ -83,7 +83,7 @@ impl Requests {
         undeclared
             .chain(self.declarations.frames())
             .chain(barriers)
-            .chain(self.store.frames(now, patient_until))
+            .chain(self.asks.frames(now, patient_until))
             .collect()
     }
 
@@ -113,13 +113,9 @@ impl Requests {
         }
     }
 
-    /// Takes the answer of the store, like [`Requests::declared`].
-    pub(super) fn store_done(
-        &mut self,
-        request: u64,
-        outcome: Result<StoreAnswer>,
-    ) -> std::result::Result<Answered, String> {
-        match self.store.answered(request, outcome) {
+    /// Takes the answer of the store, or of a clock, like [`Requests::declared`].
+    pub(super) fn answered(&mut self, request: u64, outcome: Result<Answer>) -> std::result::Result<Answered, String> {
+        match self.asks.answered(request, outcome) {
             Some(event) => Ok(Answered { events: vec![event?], frames: Vec::new() }),
             None => self.check_given_up(request),
         }
@@ -133,7 +129,7 @@ impl Requests {
         }
     }
 
-    /// Gives up the barriers, and the requests to the store, whose time passed so long ago that the coordinator's answer should have come; see
+    /// Gives up the barriers, and the requests to the store and to clocks, whose time passed so long ago that the coordinator's answer should have come; see
     /// [`Due::given_up_at`].
     pub(super) fn expire(&mut self, now: Time, patient_until: Time, silence_max: Duration) -> Vec<MemberEvent> {
         let barriers = std::mem::take(&mut self.barriers);
@@ -147,7 +143,7 @@ impl Requests {
                 waited: now.since(barrier.asked),
             }),
         });
-        given_up.chain(self.store.expire(now, patient_until, silence_max)).collect()
+        given_up.chain(self.asks.expire(now, patient_until, silence_max)).collect()
     }
 
     /// Ends everything with `error`.
@@ -157,20 +153,20 @@ impl Requests {
         let barriers = std::mem::take(&mut self.barriers).into_keys();
         let declared = |request| MemberEvent::Declared { request, outcome: Err(error.clone()) };
         let barrier_done = |request| MemberEvent::BarrierDone { request, outcome: Err(error.clone()) };
-        let store_done = |request| MemberEvent::StoreDone { request, outcome: Err(error.clone()) };
-        let asked = self.store.end().map(store_done);
+        let answered = |request| MemberEvent::Answered { request, outcome: Err(error.clone()) };
+        let asked = self.asks.end().map(answered);
         declarations.map(declared).chain(barriers.map(barrier_done)).chain(asked).collect()
     }
 
     /// When to call [`Requests::expire`].
     pub(super) fn poll_timeout(&self, patient_until: Time, silence_max: Duration) -> Option<Time> {
         let barriers = self.barriers.values().map(|barrier| barrier.due);
-        barriers.chain(self.store.dues()).map(|due| due.given_up_at(patient_until, silence_max)).min()
+        barriers.chain(self.asks.dues()).map(|due| due.given_up_at(patient_until, silence_max)).min()
     }
 
     fn check_given_up(&self, request: u64) -> std::result::Result<Answered, String> {
         let asks_else = self.declarations.knows(request) || self.barriers.contains_key(&request);
-        if asks_else || self.undeclared.contains_key(&request) || self.store.knows(request) {
+        if asks_else || self.undeclared.contains_key(&request) || self.asks.knows(request) {
             return Err(format!("{request} asks something else"));
         }
         if request == 0 || request > self.last {

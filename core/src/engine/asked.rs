@@ -33,6 +33,8 @@ pub struct ParameterUse {
     pub tensor: TensorSpec,
     /// What to do.
     pub access: Access,
+    /// Where the clock of the parameter's mode stands: see [`Demand::Access`]. 0 without a clock.
+    pub round_of_clock: u64,
     /// The value or the change, as long as the parameter; of a pull, where the value goes.
     pub memory: Memory,
     /// Of a push_pull, where the value goes, as long as the parameter and on the same device; `None` for the memory of the change.
@@ -50,7 +52,11 @@ impl ParameterUse {
     /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if the tensor is no parameter, or a buffer is not as long as the parameter.
     pub fn check(&self) -> Result<()> {
         let bytes = [&self.memory, self.into.as_ref().unwrap_or(&self.memory)].map(Memory::len);
-        check_tensor(&self.tensor, bytes, Demand::Access(self.access))
+        check_tensor(&self.tensor, bytes, self.demand())
+    }
+
+    fn demand(&self) -> Demand {
+        Demand::Access { access: self.access, round_of_clock: self.round_of_clock }
     }
 }
 
@@ -73,9 +79,10 @@ impl From<Submission> for Asked {
 
 impl From<ParameterUse> for Asked {
     fn from(asked: ParameterUse) -> Self {
-        let ParameterUse { tensor, access, memory: source, into, priority, timeout } = asked;
+        let demand = asked.demand();
+        let ParameterUse { tensor, memory: source, into, priority, timeout, .. } = asked;
         // Of a push nothing lands there, and of a pull nothing leaves it.
         let destination = into.unwrap_or_else(|| source.again());
-        Self { tensor, source, destination, demand: Demand::Access(access), priority, timeout }
+        Self { tensor, source, destination, demand, priority, timeout }
     }
 }

@@ -320,8 +320,8 @@ impl Engine {
             // Where no value comes back to the device, the last step is no copy to it.
             let issue = device.filter(|_| demand.receives()).map(|_| handle.issue());
             state.loans.lend(id, &taken, vec![(source, destination)], issue, done);
-            if let Demand::Access(_) = demand {
-                state.loans.tell_version(id, handle.version_teller());
+            if let Demand::Access { .. } = demand {
+                state.loans.tell_effect(id, handle.effect_teller());
             }
             Ok(handle)
         });
@@ -487,7 +487,8 @@ fn on_event(shared: &Arc<Shared>, event: MemberEvent) {
         MemberEvent::Ended { .. } => {}
         MemberEvent::Declared { .. }
         | MemberEvent::BarrierDone { .. }
-        | MemberEvent::StoreDone { .. }
+        | MemberEvent::Close(_)
+        | MemberEvent::Answered { .. }
         | MemberEvent::Renewed { .. }
         | MemberEvent::WorkersKey(_) => {
             unreachable!("the membership keeps these events, or reports them to the waiting callers")

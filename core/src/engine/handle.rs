@@ -13,7 +13,7 @@ use crate::local::Progress;
 use crate::local::sync::{Condvar, Mutex, MutexGuard};
 use crate::mem::Ordinal;
 use crate::runtime::Clock;
-use crate::types::{Done, Time, Version};
+use crate::types::{Done, Effect, Time};
 use crate::worker::Liveness;
 
 /// An operation that was submitted. Resolves exactly once; every clone sees the outcome.
@@ -57,14 +57,14 @@ pub(super) struct Ended<'a> {
 /// Tells a handle that all work of its operation is on devices, before these marks.
 pub(super) type Issue = Box<dyn FnOnce(Marks) + Send>;
 
-/// Tells a handle which version of a parameter its operation has used. Calls nobody, and takes no lock.
-pub(super) type VersionTeller = Box<dyn FnOnce(Version) + Send>;
+/// Tells a handle what its use of a parameter has come to. Calls nobody, and takes no lock.
+pub(super) type EffectTeller = Box<dyn FnOnce(Effect) + Send>;
 
 #[derive(Default)]
 struct Slot {
     state: Mutex<Resolution>,
     changed: Condvar,
-    version: OnceLock<Version>,
+    effect: OnceLock<Effect>,
 }
 
 #[derive(Default)]
@@ -127,17 +127,17 @@ impl Handle {
         })
     }
 
-    /// What tells this handle the version that it has used.
-    pub(super) fn version_teller(&self) -> VersionTeller {
+    /// What tells this handle what its use of a parameter has come to.
+    pub(super) fn effect_teller(&self) -> EffectTeller {
         let there = Arc::clone(&self.slot);
-        Box::new(move |version| {
-            let _ = there.version.set(version);
+        Box::new(move |effect| {
+            let _ = there.effect.set(effect);
         })
     }
 
-    /// The version of a parameter that was used, the lowest one of its parts, once the operation has ended well. `None` of a reduction.
-    pub fn version(&self) -> Option<Version> {
-        self.slot.version.get().copied()
+    /// What a use of a parameter has come to, over all of its parts, once the operation has ended well. `None` of a reduction.
+    pub fn effect(&self) -> Option<Effect> {
+        self.slot.effect.get().copied()
     }
 
     /// A handle that is resolved already.
@@ -145,17 +145,17 @@ impl Handle {
         Self::resolved_of(id, outcome, OnceLock::new())
     }
 
-    /// The handle of a use of a parameter that is resolved already, and tells its version.
-    pub fn used(id: u64, outcome: Result<Version>) -> Self {
+    /// The handle of a use of a parameter that is resolved already, and tells what that has come to.
+    pub fn used(id: u64, outcome: Result<Effect>) -> Self {
         match outcome {
-            Ok(version) => Self::resolved_of(id, Ok(()), version.into()),
+            Ok(effect) => Self::resolved_of(id, Ok(()), effect.into()),
             Err(error) => Self::resolved(id, Err(error)),
         }
     }
 
-    fn resolved_of(id: u64, outcome: Result<()>, version: OnceLock<Version>) -> Self {
+    fn resolved_of(id: u64, outcome: Result<()>, effect: OnceLock<Effect>) -> Self {
         let state = Mutex::new(Resolution { outcome: Some(outcome), ..Resolution::default() });
-        let slot = Arc::new(Slot { state, changed: Condvar::new(), version });
+        let slot = Arc::new(Slot { state, changed: Condvar::new(), effect });
         Self { id, slot, backend: None, followed: Arc::default(), progress: None, limit: None }
     }
 

@@ -7,11 +7,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::{Arc, Weak};
 
-use super::handle::{Issue, VersionTeller};
+use super::handle::{EffectTeller, Issue};
 use super::memory::Memory;
 use crate::cuda::{Mark, Marks};
 use crate::mem::Ordinal;
-use crate::types::{Done, Version};
+use crate::types::{Done, Effect};
 
 /// The memory of the open submissions.
 #[derive(Default)]
@@ -34,8 +34,8 @@ struct Lent {
     issue: Option<Issue>,
     /// The marks after the work that is on the device.
     marks: Marks,
-    /// Tells the handle of a use of a parameter which version it used.
-    version: Option<VersionTeller>,
+    /// Tells the handle of a use of a parameter what that has come to.
+    effect: Option<EffectTeller>,
 }
 
 /// Memory that was taken, to be [lent](Loans::lend). That of a batch is free again when the last clone of this is dropped, so with the
@@ -114,20 +114,20 @@ impl Loans {
         done: Done<()>,
     ) {
         let taken = Some(taken.clone());
-        self.lent.insert(submission, Lent { memory, done, taken, issue, marks: Marks::default(), version: None });
+        self.lent.insert(submission, Lent { memory, done, taken, issue, marks: Marks::default(), effect: None });
     }
 
-    /// The submission uses a parameter. [`used`](Self::used) tells its handle the version.
-    pub(super) fn tell_version(&mut self, submission: u64, teller: VersionTeller) {
+    /// The submission uses a parameter. [`used`](Self::used) tells its handle what that has come to.
+    pub(super) fn tell_effect(&mut self, submission: u64, teller: EffectTeller) {
         if let Some(lent) = self.lent.get_mut(&submission) {
-            lent.version = Some(teller);
+            lent.effect = Some(teller);
         }
     }
 
-    /// The submission has used this version of its parameter.
-    pub(super) fn used(&mut self, submission: u64, version: Version) {
-        if let Some(teller) = self.lent.get_mut(&submission).and_then(|lent| lent.version.take()) {
-            teller(version);
+    /// The use of a parameter has come to this.
+    pub(super) fn used(&mut self, submission: u64, effect: Effect) {
+        if let Some(teller) = self.lent.get_mut(&submission).and_then(|lent| lent.effect.take()) {
+            teller(effect);
         }
     }
 

@@ -56,6 +56,7 @@ mod arrivals;
 mod driver;
 
 mod access;
+mod asks;
 mod batch;
 mod boundary;
 mod ending;
@@ -64,7 +65,6 @@ mod local;
 mod local_finite;
 mod names;
 mod patience;
-mod store;
 
 pub use asked::{ParameterUse, Submission};
 pub use batch::{Batch, BatchSubmission, Member};

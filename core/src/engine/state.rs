@@ -167,9 +167,9 @@ impl State {
                     }
                     continue;
                 }
-                Command::Resolve { submission, tensors, version, outcome } => {
-                    if let Some(version) = version {
-                        self.loans.used(submission, version);
+                Command::Resolve { submission, tensors, effect, outcome } => {
+                    if let Some(effect) = effect {
+                        self.loans.used(submission, effect);
                     }
                     Effect::Resolve(self.loans.end(submission), outcome, tensors)
                 }

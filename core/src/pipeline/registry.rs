@@ -132,7 +132,7 @@ impl ReadyPart {
     pub fn reduction(&self) -> (Op, f64) {
         match self.demand {
             Demand::Reduce { op, weight } => (op, weight),
-            Demand::Access(access) => unreachable!("{access} of part {} reduces nothing", self.layout.part),
+            Demand::Access { access, .. } => unreachable!("{access} of part {} reduces nothing", self.layout.part),
         }
     }
 }

@@ -14,9 +14,7 @@ use crate::identity::{Credentials, Renewal};
 use crate::local::OwnThread;
 use crate::local::failpoint::{Failpoint, reach};
 use crate::transport::quic::control::{ControlEvent, ControlLink};
-use crate::types::{
-    Done, Epoch, Holdings, NodeId, PartLayout, StepReport, StoreAnswer, StoreAsk, TensorSpec, Time, WorkersKey,
-};
+use crate::types::{Answer, Ask, Done, Epoch, Holdings, NodeId, PartLayout, StepReport, TensorSpec, Time, WorkersKey};
 use crate::wire::frame::{Frame, Progress, Stall, Status};
 
 /// The membership of this process in a job: its connection to the coordinator, and the thread that drives it.
@@ -50,7 +48,7 @@ enum Input {
     Declare { tensors: Vec<TensorSpec>, fuse: bool, done: Done<Vec<PartLayout>> },
     Undeclare { names: Vec<String> },
     Barrier { name: String, patience: Patience, done: Done<()> },
-    Store { ask: StoreAsk, patience: Patience, done: Done<StoreAnswer> },
+    Ask { ask: Ask, patience: Patience, done: Done<Answer> },
     Steps(StepReport),
     Holdings(Holdings),
     Restored(Epoch),
@@ -63,7 +61,7 @@ enum Input {
 }
 
 impl Membership {
-    /// Starts to join. Calls `events` on the membership's thread, in order, but reports declarations, barriers and answers of the store to their `Done`. Calls
+    /// Starts to join. Calls `events` on the membership's thread, in order, but reports declarations, barriers and answers to their `Done`. Calls
     /// `progress` before each heartbeat.
     pub fn start(
         options: MembershipOptions,
@@ -117,9 +115,9 @@ impl Membership {
         self.send(Input::Barrier { name, patience, done });
     }
 
-    /// Asks the store of the job, and waits for the answer for `patience`. See [`Member::ask_store`].
-    pub fn ask_store(&self, ask: StoreAsk, patience: Patience, done: Done<StoreAnswer>) {
-        self.send(Input::Store { ask, patience, done });
+    /// Asks the store of the job, or a clock, and waits for the answer for `patience`. See [`Member::ask_coordinator`].
+    pub fn ask(&self, ask: Ask, patience: Patience, done: Done<Answer>) {
+        self.send(Input::Ask { ask, patience, done });
     }
 
     /// Leaves in order. [`MemberEvent::Left`] follows once the whole job has ended.
@@ -210,8 +208,8 @@ struct Driver {
     dials: u64,
     declarations: BTreeMap<u64, Done<Vec<PartLayout>>>,
     barriers: BTreeMap<u64, Done<()>>,
-    /// Requests to the store.
-    asked: BTreeMap<u64, Done<StoreAnswer>>,
+    /// Requests to the store and to clocks.
+    asked: BTreeMap<u64, Done<Answer>>,
     progress: Box<dyn Fn() -> Progress + Send>,
     events: Box<dyn Fn(MemberEvent) + Send>,
 }
@@ -295,8 +293,8 @@ impl Driver {
                 let request = self.member.barrier(now, name, patience);
                 self.barriers.insert(request, done);
             }
-            Input::Store { ask, patience, done } => {
-                let request = self.member.ask_store(now, ask, patience);
+            Input::Ask { ask, patience, done } => {
+                let request = self.member.ask_coordinator(now, ask, patience);
                 self.asked.insert(request, done);
             }
             Input::Steps(report) => {
@@ -373,7 +371,7 @@ impl Driver {
                     done.report(outcome);
                 }
             }
-            MemberEvent::StoreDone { request, outcome } => {
+            MemberEvent::Answered { request, outcome } => {
                 if let Some(done) = self.asked.remove(&request) {
                     done.report(outcome);
                 }
@@ -381,6 +379,7 @@ impl Driver {
             MemberEvent::Joined { .. }
             | MemberEvent::View(_)
             | MemberEvent::Ended { .. }
+            | MemberEvent::Close(_)
             | MemberEvent::Forget { .. }
             | MemberEvent::Boundary { .. }
             | MemberEvent::Passed { .. }

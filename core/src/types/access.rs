@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::{Op, TensorKind, TensorSpec};
+use super::{Mode, Op, Rule, Staleness, TensorKind, TensorSpec};
 use crate::error::{Error, Result};
 
 /// What a worker asks of a tensor. Its kind must be able to do it.
@@ -16,7 +16,13 @@ pub enum Demand {
         weight: f64,
     },
     /// A use of a parameter, for which nobody waits but this worker.
-    Access(Access),
+    Access {
+        /// What it does.
+        access: Access,
+        /// Where the clock of the parameter's mode stands: of a gradient of a mode with rounds, the round to which it belongs; otherwise the
+        /// rounds that this worker has finished, whose changes a value must have. 0 without a clock.
+        round_of_clock: u64,
+    },
 }
 
 /// A use of a parameter. Each part of it is used at once and whole.
@@ -59,24 +65,15 @@ impl Demand {
                 op.check(tensor.dtype)?;
                 tensor.participants.check_op(&tensor.name, op)
             }
-            (Self::Access(access), TensorKind::Parameter { rule: None }) if access.steps() => {
-                Err(Error::InvalidArgument {
-                    what: format!("tensor {}: {access} of a parameter that has no rule", tensor.name),
-                    hint: "declare it with a rule, on all workers, such as sgd:lr=0.1".to_owned(),
-                })
+            (Self::Access { access, round_of_clock }, TensorKind::Parameter { rule, mode }) => {
+                check_use(tensor, access, rule, mode)?;
+                check_clock(tensor, access, mode, round_of_clock)
             }
-            (Self::Access(_), TensorKind::Parameter { rule: Some(rule) }) if !rule.changes(tensor.dtype) => {
-                Err(Error::InvalidArgument {
-                    what: format!("tensor {}: rule {rule} of a parameter of {}", tensor.name, tensor.dtype),
-                    hint: "an optimizer changes floats; add to integers, or assign them".to_owned(),
-                })
-            }
-            (Self::Access(_), TensorKind::Parameter { .. }) => Ok(()),
             (Self::Reduce { .. }, TensorKind::Parameter { .. }) => Err(Error::InvalidArgument {
                 what: format!("tensor {}: it is a parameter, and parameters are not reduced in rounds", tensor.name),
                 hint: "push to it and pull it, or reduce a tensor of another name".to_owned(),
             }),
-            (Self::Access(access), TensorKind::Sum { .. }) => Err(Error::InvalidArgument {
+            (Self::Access { access, .. }, TensorKind::Sum { .. }) => Err(Error::InvalidArgument {
                 what: format!("tensor {}: {access} of a sum", tensor.name),
                 hint: "use the name of a parameter, or reduce the tensor".to_owned(),
             }),
@@ -89,8 +86,10 @@ impl Demand {
             (Self::Reduce { op, weight }, Self::Reduce { op: other, weight: of_other }) => {
                 op == other && weight.to_bits() == of_other.to_bits()
             }
-            (Self::Access(access), Self::Access(other)) => access == other,
-            (Self::Reduce { .. }, Self::Access(_)) | (Self::Access(_), Self::Reduce { .. }) => false,
+            (Self::Access { access, round_of_clock }, Self::Access { access: other, round_of_clock: of_other }) => {
+                access == other && round_of_clock == of_other
+            }
+            (Self::Reduce { .. }, Self::Access { .. }) | (Self::Access { .. }, Self::Reduce { .. }) => false,
         }
     }
 
@@ -98,7 +97,7 @@ impl Demand {
     pub const fn op(self) -> Option<Op> {
         match self {
             Self::Reduce { op, .. } => Some(op),
-            Self::Access(_) => None,
+            Self::Access { .. } => None,
         }
     }
 
@@ -106,16 +105,62 @@ impl Demand {
     pub const fn sends(self) -> bool {
         match self {
             Self::Reduce { .. } => true,
-            Self::Access(access) => access.sends(),
+            Self::Access { access, .. } => access.sends(),
         }
+    }
+
+    /// Whether it gives a parameter its first value.
+    pub const fn is_init(self) -> bool {
+        matches!(self, Self::Access { access: Access::Init, .. })
     }
 
     /// Whether the worker gets a tensor for it, if it is one of those that get the sums.
     pub const fn receives(self) -> bool {
         match self {
             Self::Reduce { .. } => true,
-            Self::Access(access) => access.receives(),
+            Self::Access { access, .. } => access.receives(),
         }
+    }
+}
+
+/// Refuses uses that a parameter of this rule and mode has not.
+fn check_use(tensor: &TensorSpec, access: Access, rule: Option<Rule>, mode: Mode) -> Result<()> {
+    let refuse = |what: String, hint: &str| {
+        Err(Error::InvalidArgument { what: format!("tensor {}: {what}", tensor.name), hint: hint.to_owned() })
+    };
+    mode.check()?;
+    match rule {
+        None if access.steps() => refuse(
+            format!("{access} of a parameter that has no rule"),
+            "declare it with a rule, on all workers, such as sgd:lr=0.1",
+        ),
+        Some(rule) if !rule.changes(tensor.dtype) => refuse(
+            format!("rule {rule} of a parameter of {}", tensor.dtype),
+            "an optimizer changes floats; add to integers, or assign them",
+        ),
+        _ if matches!(mode.staleness, Staleness::Scale { .. }) && !tensor.dtype.is_float() => refuse(
+            format!("mode {mode} of a parameter of {}", tensor.dtype),
+            "only floats are scaled; discard stale changes, or take them all",
+        ),
+        None | Some(_) => Ok(()),
+    }
+}
+
+/// Refuses a place of the clock that has no meaning.
+fn check_clock(tensor: &TensorSpec, access: Access, mode: Mode, round_of_clock: u64) -> Result<()> {
+    let refuse = |what: &str, hint: &str| {
+        Err(Error::InvalidArgument { what: format!("tensor {}: {what}", tensor.name), hint: hint.to_owned() })
+    };
+    match (mode.clock, mode.rounds()) {
+        (None, _) if round_of_clock != 0 => refuse("the round of a clock", "declare it with a mode and a clock"),
+        (_, Some(_)) if access.steps() && access.receives() => refuse(
+            "a push_pull of a gradient in a mode with rounds",
+            "push the gradient, tick the clock, and pull the parameter then",
+        ),
+        (_, Some(_)) if access.steps() && round_of_clock == 0 => {
+            refuse("a gradient without the round of its clock", "rounds count from 1; use a clock's own push")
+        }
+        (None | Some(_), _) => Ok(()),
     }
 }
 
@@ -123,7 +168,7 @@ impl fmt::Display for Demand {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Reduce { op, weight } => write!(f, "{op} with weight {weight}"),
-            Self::Access(access) => write!(f, "{access}"),
+            Self::Access { access, .. } => write!(f, "{access}"),
         }
     }
 }
@@ -206,7 +251,7 @@ impl fmt::Display for Version {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::types::{DType, Optimizer, Rule};
+    use crate::types::{ClockKey, DType, Optimizer};
 
     #[test]
     fn every_use_has_its_code() {
@@ -220,9 +265,9 @@ mod tests {
     fn a_kind_does_what_it_can() {
         let sum = TensorSpec::new("w", DType::F32, vec![2]);
         let parameter = TensorSpec { kind: TensorKind::PLAIN_PARAMETER, ..sum.clone() };
-        let (reduce, pull) = (Demand::Reduce { op: Op::Sum, weight: 1.0 }, Demand::Access(Access::Pull));
+        let (reduce, pull) = (Demand::Reduce { op: Op::Sum, weight: 1.0 }, using(Access::Pull));
         assert_eq!((reduce.check(&sum), pull.check(&parameter)), (Ok(()), Ok(())));
-        let step = Demand::Access(Access::Push(Update::Step));
+        let step = using(Access::Push(Update::Step));
         assert_eq!(step.check(&parameter.clone().with_rule(Rule::of(Optimizer::Sgd))), Ok(()));
         let of_integers = TensorSpec { dtype: DType::I32, ..parameter.clone().with_rule(Rule::of(Optimizer::Sgd)) };
         for (refused, why) in [
@@ -234,5 +279,31 @@ mod tests {
             let error = refused.unwrap_err().to_string();
             assert!(error.contains("tensor w") && error.contains(why), "{error}");
         }
+    }
+
+    #[test]
+    fn a_mode_has_the_uses_that_it_can_have() {
+        let parameter = TensorSpec::parameter("w", DType::F32, vec![2]).with_rule(Rule::of(Optimizer::Sgd));
+        let of = |mode: &str| parameter.clone().with_mode(mode.parse::<Mode>().unwrap().with_clock(ClockKey(7)));
+        let step = Access::Push(Update::Step);
+        let first = Demand::Access { access: step, round_of_clock: 1 };
+        assert_eq!([of("ssp:bound=1"), of("sync")].map(|tensor| first.check(&tensor)), [Ok(()), Ok(())]);
+        assert_eq!(using(Access::Pull).check(&of("sync")), Ok(()));
+        let scaled = TensorSpec { dtype: DType::I32, ..TensorSpec::parameter("w", DType::I32, vec![2]) };
+        let scaled = scaled.with_mode("async:max_staleness=1,beyond=scale".parse().unwrap());
+        for (refused, why) in [
+            (first.check(&parameter), "the round of a clock"),
+            (using(step).check(&of("sync")), "without the round"),
+            (using(Access::PushPull(Update::Step)).check(&of("k_of_n:k=1")), "push_pull of a gradient"),
+            (using(step).check(&parameter.clone().with_mode("sync".parse().unwrap())), "without a clock"),
+            (using(Access::Push(Update::Add)).check(&scaled), "of a parameter of int32"),
+        ] {
+            let error = refused.unwrap_err().to_string();
+            assert!(error.contains(why), "{error}");
+        }
+    }
+
+    fn using(access: Access) -> Demand {
+        Demand::Access { access, round_of_clock: 0 }
     }
 }

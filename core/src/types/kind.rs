@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::{CodecSpec, DType, Op, Participants, Rule, WorkerId};
+use super::{CodecSpec, DType, Mode, Op, Participants, Rule, WorkerId};
 use crate::error::{Claim, Error, Tensors};
 
 /// What a server does with the parts of a tensor. It is a part of the tensor's declaration and of its layout.
@@ -17,6 +17,8 @@ pub enum TensorKind {
     Parameter {
         /// How a gradient changes it; `None` if gradients do not.
         rule: Option<Rule>,
+        /// When changes are done.
+        mode: Mode,
     },
 }
 
@@ -24,7 +26,7 @@ impl TensorKind {
     /// A sum of elements that travel unchanged.
     pub const PLAIN_SUM: Self = Self::Sum { codec: CodecSpec::PLAIN };
     /// A parameter that no gradient changes.
-    pub const PLAIN_PARAMETER: Self = Self::Parameter { rule: None };
+    pub const PLAIN_PARAMETER: Self = Self::Parameter { rule: None, mode: Mode::ASYNC };
 
     /// How the parts of such a tensor travel.
     pub const fn codec(self) -> CodecSpec {
@@ -38,7 +40,15 @@ impl TensorKind {
     pub const fn rule(self) -> Option<Rule> {
         match self {
             Self::Sum { .. } => None,
-            Self::Parameter { rule } => rule,
+            Self::Parameter { rule, .. } => rule,
+        }
+    }
+
+    /// When changes of such a tensor are done.
+    pub const fn mode(self) -> Mode {
+        match self {
+            Self::Sum { .. } => Mode::ASYNC,
+            Self::Parameter { mode, .. } => mode,
         }
     }
 
@@ -53,8 +63,8 @@ impl fmt::Display for TensorKind {
         match self {
             Self::Sum { codec } if codec.is_plain() => f.write_str("sum"),
             Self::Sum { codec } => write!(f, "sum as {codec}"),
-            Self::Parameter { rule: None } => f.write_str("parameter"),
-            Self::Parameter { rule: Some(rule) } => write!(f, "parameter by {rule}"),
+            Self::Parameter { rule: None, .. } => f.write_str("parameter"),
+            Self::Parameter { rule: Some(rule), .. } => write!(f, "parameter by {rule}"),
         }
     }
 }
@@ -122,9 +132,15 @@ impl Declared<'_> {
             (TensorKind::Sum { codec: one }, TensorKind::Sum { codec: other }) if one != other => {
                 return differs("codec", &one, &other);
             }
-            (TensorKind::Parameter { rule: one }, TensorKind::Parameter { rule: other }) if one != other => {
+            (TensorKind::Parameter { rule: one, .. }, TensorKind::Parameter { rule: other, .. }) if one != other => {
                 let [one, other] = [one, other].map(|rule| rule.map_or("none".to_owned(), |rule| rule.to_string()));
                 return differs("rule", &one, &other);
+            }
+            (TensorKind::Parameter { mode: one, .. }, TensorKind::Parameter { mode: other, .. }) if one != other => {
+                match one.to_string() == other.to_string() {
+                    true => return differs("clock", &clock(one), &clock(other)),
+                    false => return differs("mode", &one, &other),
+                }
             }
             (TensorKind::Sum { .. }, TensorKind::Sum { .. })
             | (TensorKind::Parameter { .. }, TensorKind::Parameter { .. }) => {}
@@ -138,6 +154,10 @@ impl Declared<'_> {
         }
         None
     }
+}
+
+fn clock(mode: Mode) -> String {
+    mode.clock.map_or("none".to_owned(), |clock| clock.to_string())
 }
 
 impl Extent<'_> {
@@ -173,7 +193,7 @@ impl Difference {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::types::TensorSpec;
+    use crate::types::{ClockKey, TensorSpec};
 
     #[test]
     fn the_first_field_that_differs_is_named_with_both_sides() {
@@ -202,6 +222,15 @@ mod tests {
             assert_eq!((found.field, [&*found.first, &*found.second]), ("rule", said));
         }
         assert_eq!(fast.declared().difference(&by("sgd:lr=0.1").declared()), None);
+        let [one, other] = ["sync", "k_of_n:k=2"].map(|mode| mode.parse::<Mode>().unwrap().with_clock(ClockKey(1)));
+        let in_mode = |mode: Mode| by("sgd").with_mode(mode);
+        let told = |one: Mode, other: Mode| {
+            let found = in_mode(one).declared().difference(&in_mode(other).declared()).unwrap();
+            (found.field, found.first, found.second)
+        };
+        assert_eq!(told(one, other), ("mode", "sync".to_owned(), "k_of_n:k=2".to_owned()));
+        let (first, second) = ("0000000000000001".to_owned(), "0000000000000002".to_owned());
+        assert_eq!(told(one, one.with_clock(ClockKey(2))), ("clock", first, second));
     }
 
     #[test]

@@ -4,7 +4,8 @@
 use std::fmt;
 
 use super::{
-    CodecChoice, CodecSpec, DType, Declared, Extent, PartId, Participants, Rule, ServerId, Span, TensorKey, TensorKind,
+    CodecChoice, CodecSpec, DType, Declared, Extent, Mode, PartId, Participants, Rule, ServerId, Span, TensorKey,
+    TensorKind,
 };
 use crate::error::Result;
 
@@ -58,7 +59,13 @@ impl TensorSpec {
     /// The same tensor as a parameter that gradients change by this rule.
     #[must_use]
     pub fn with_rule(self, rule: Rule) -> Self {
-        Self { kind: TensorKind::Parameter { rule: Some(rule) }, ..self }
+        Self { kind: TensorKind::Parameter { rule: Some(rule), mode: self.kind.mode() }, ..self }
+    }
+
+    /// The same tensor as a parameter that is changed in this mode.
+    #[must_use]
+    pub fn with_mode(self, mode: Mode) -> Self {
+        Self { kind: TensorKind::Parameter { rule: self.kind.rule(), mode }, ..self }
     }
 
     /// What is compared with the declarations of other workers.

@@ -2,6 +2,7 @@
 
 pub mod access;
 pub mod address;
+pub mod clock;
 pub mod codec_choice;
 pub mod codec_spec;
 pub mod defect;
@@ -12,6 +13,7 @@ pub mod join;
 pub mod kind;
 pub mod layout;
 pub mod machines;
+pub mod mode;
 pub mod momentum;
 pub mod op;
 pub mod operation;
@@ -36,6 +38,7 @@ pub use crate::id::{
 };
 pub use access::{Access, Demand, Update, Version};
 pub use address::{Address, Peer, Reach, Scheme};
+pub use clock::{Answer, Ask, Closing, Tick, Ticked};
 pub use codec_choice::CodecChoice;
 pub use codec_spec::{CodecSpec, Encoding};
 pub use defect::{Defect, planted};
@@ -46,6 +49,7 @@ pub use join::JoinString;
 pub use kind::{Declared, Difference, Extent, TensorKind};
 pub use layout::{PartLayout, Piece, TensorSpec};
 pub use machines::Machines;
+pub use mode::{ClockKey, Effect, Fate, Merge, Mode, Pace, Quorum, Staleness};
 pub use momentum::Momentum;
 pub use op::{Op, total_weight};
 pub use operation::{Claim, Declined, Goal, Slot, Unmet, meeting_again};

@@ -5,10 +5,11 @@ use std::time::Duration;
 
 use crate::error::{Error, Result};
 use crate::types::{
-    Epoch, Holdings, NodeId, PartId, PartLayout, Passage, Process, Round, StepReport, StoreAnswer, StoreAsk, SumId,
-    TensorKey, TensorSpec, Time, View, WorkerId, WorkersKey,
+    Closing, Epoch, Holdings, NodeId, PartId, PartLayout, Passage, Process, Round, StepReport, StoreAnswer, StoreAsk,
+    SumId, TensorKey, TensorSpec, Tick, Ticked, Time, View, WorkerId, WorkersKey,
 };
 
+mod clock;
 mod encoding;
 mod fields;
 mod recovery;
@@ -60,6 +61,13 @@ pub enum Frame {
         request: u64,
         /// What it asks.
         ask: StoreAsk,
+    },
+    /// This worker has finished a round of a clock; answered by [`Frame::Ticked`] with the same `request`. Repeating it is harmless.
+    Tick {
+        /// Chosen by the sender, unique within its incarnation.
+        request: u64,
+        /// Which round.
+        tick: Tick,
     },
     /// What this worker says of its steps. It is said again on each new connection. Repeating it is harmless.
     Steps(StepReport),
@@ -144,6 +152,15 @@ pub enum Frame {
         /// The answer, or why there is none.
         outcome: Result<StoreAnswer>,
     },
+    /// Answers a tick.
+    Ticked {
+        /// The number of the request.
+        request: u64,
+        /// This worker may begin its next round, or why not.
+        outcome: Result<Ticked>,
+    },
+    /// To servers: a round of a clock is closed. May be repeated after a reconnection.
+    Close(Closing),
     /// To workers: the membership is to change at a boundary. A worker begins no further step than `limit` from now on, and answers with
     /// [`Frame::Steps`], which names this change. May be repeated after a reconnection.
     Boundary {

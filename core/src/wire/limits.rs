@@ -1,7 +1,7 @@
 //! Limits on what a peer may ask for. Every length is checked against one of them before memory is allocated.
 
 use crate::error::{Error, Result};
-use crate::types::{Address, StoreAsk, TensorSpec, WorkerSet};
+use crate::types::{Address, Ask, StoreAsk, TensorSpec, WorkerSet};
 
 /// Bytes of a tensor's name.
 pub const NAME_BYTES_MAX: usize = 256;
@@ -69,6 +69,32 @@ pub fn check_name(what: &str, name: &str) -> Result<()> {
         });
     }
     Ok(())
+}
+
+/// Checks that a request to the store, or to a clock, can be sent.
+///
+/// # Errors
+/// As [`check_store_ask`]; [`Error::InvalidArgument`] for a clock without a name or with a long one, a mode that has no meaning, round 0, and a
+/// tick that does not wait for the end of its round.
+pub fn check_ask(ask: &Ask) -> Result<()> {
+    let tick = match ask {
+        Ask::Store(ask) => return check_store_ask(ask),
+        Ask::Tick(tick) => tick,
+    };
+    check_name("a clock", &tick.clock)?;
+    tick.mode.check()?;
+    let refuse = |what: &str, hint: &str| {
+        let what = format!("clock {}: {what}", tick.clock);
+        Err(Error::InvalidArgument { what, hint: hint.to_owned() })
+    };
+    match tick.round {
+        0 => refuse("round 0", "rounds count from 1"),
+        round if round > ROUND_MAX => refuse(&format!("round {round}"), &format!("use at most {ROUND_MAX}")),
+        _ if tick.mode.rounds().is_some() && tick.wait.is_none() => {
+            refuse("a tick that does not wait", "in a mode with rounds a worker waits until its round is closed")
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Checks that a request to the store can be sent. The sender checks first, because a frame that the reader refuses costs the connection.

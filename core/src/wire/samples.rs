@@ -9,11 +9,20 @@ use super::{
 };
 use crate::error::{Claim, ERRORS, Error, ErrorKind, FieldSource, Tensors};
 use crate::types::{
-    Access, Address, CodecSpec, DType, Encoding, Epoch, Holdings, Incarnation, MachineId, Member, NodeId, Op,
-    Optimizer, PartId, PartLayout, Participants, Passage, Phase, Piece, Process, Role, Round, Rule, Scheme, ServerId,
-    Span, StepReport, StoreAnswer, StoreAsk, SumId, TensorKey, TensorKind, TensorSpec, Time, Update, Version, View,
-    Wiring, WorkerId, WorkerSet, WorkersKey,
+    Access, Address, ClockKey, Closing, CodecSpec, DType, Effect, Encoding, Epoch, Fate, Holdings, Incarnation,
+    MachineId, Member, Mode, NodeId, Op, Optimizer, PartId, PartLayout, Participants, Passage, Phase, Piece, Process,
+    Role, Round, Rule, Scheme, ServerId, Span, StepReport, StoreAnswer, StoreAsk, SumId, TensorKey, TensorKind,
+    TensorSpec, Tick, Ticked, Time, Update, Version, View, Wiring, WorkerId, WorkerSet, WorkersKey,
 };
+
+/// A mode by a clock.
+fn mode(text: &str) -> Mode {
+    text.parse::<Mode>().expect("a mode").with_clock(ClockKey(0x0102_0304_0506_0708))
+}
+
+fn mode_of(text: &str, clock: &str) -> Mode {
+    Mode { clock: Some(ClockKey::of(clock)), ..mode(text) }
+}
 
 /// At least one frame of each kind, in the order of the declaration.
 pub fn frames() -> Vec<Frame> {
@@ -55,6 +64,19 @@ pub fn frames() -> Vec<Frame> {
         store(StoreAsk::Get { key: "k".to_owned(), wait: Some(Duration::from_nanos(6)) }),
         store(StoreAsk::Delete { key: "k".to_owned(), is_prefix: true }),
         store(StoreAsk::Dir { prefix: String::new() }),
+        Frame::Tick {
+            request: 13,
+            tick: Tick {
+                clock: "c".to_owned(),
+                mode: mode_of("ssp:bound=4", "c"),
+                round: 7,
+                wait: Some(Duration::from_secs(1)),
+            },
+        },
+        Frame::Tick {
+            request: 14,
+            tick: Tick { clock: "c".to_owned(), mode: mode_of("async", "c"), round: 1, wait: None },
+        },
         Frame::Steps(StepReport { begun: 13, change: 2, stands: true, rests: false, leaves: true }),
         Frame::Holdings(Holdings {
             epoch: Epoch { term: 1, number: 2 },
@@ -99,6 +121,12 @@ pub fn frames() -> Vec<Frame> {
             }),
         },
         Frame::Passed { change: 2, outcome: Err(Error::Cancelled) },
+        Frame::Ticked { request: 13, outcome: Ok(Ticked { round: 7, step: 20, ahead: 2, fate: Fate::DroppedLate }) },
+        Frame::Close(Closing {
+            clock: ClockKey(9),
+            round: 7,
+            workers: [WorkerId(0), WorkerId(2)].into_iter().collect(),
+        }),
         Frame::Restore { epoch: Epoch { term: 1, number: 2 }, sums: vec![sum_id(1)], lost: vec![sum_id(2)] },
         Frame::StallNotice { tensor: "w".to_owned(), stall: stall(), detail: "d".to_owned() },
         Frame::Status(Status {
@@ -196,9 +224,13 @@ pub fn headers() -> Vec<Header> {
         urgency: 6,
         part_bytes: 4096,
         rule: None,
+        mode: Mode::ASYNC,
+        round_of_clock: 0,
+        basis: Version(4),
         sent: Sent::Whole { checksum: Some(0xdead_beef) },
     };
-    let value = Value { target: target(), version: Version(5), part_bytes: 4096, checksum: true };
+    let effect = Effect::accepted(Version(5));
+    let value = Value { target: target(), effect, part_bytes: 4096, checksum: true };
     vec![
         Header::Contribute(contribute.clone()),
         with(Contribution::First { body, checksum: None }),
@@ -232,7 +264,14 @@ pub fn headers() -> Vec<Header> {
         Header::Use(part_use),
         Header::Use(Use { access: Access::Pull, sent: Sent::Nothing { checked: true }, ..part_use }),
         Header::Use(Use { access: Access::Push(Update::Step), rule: Some(Rule::of(Optimizer::AdamW)), ..part_use }),
+        Header::Use(Use { round_of_clock: 6, mode: mode("k_of_n:k=3"), ..part_use }),
+        Header::Use(Use {
+            mode: mode("async:max_staleness=8,beyond=scale"),
+            rule: Some(Rule::of(Optimizer::Sgd)),
+            ..part_use
+        }),
         Header::Value(value),
+        Header::Value(Value { effect: Effect { fate: Fate::Scaled, lag: 9, ..effect }, ..value }),
         Header::Value(Value { part_bytes: 0, checksum: false, ..value }),
         Header::Reject(Reject { about: part_use.about(), error_bytes: 9 }),
         with(Contribution::First { body: shortened(300), checksum: None }),

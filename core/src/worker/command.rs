@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 use crate::pipeline::Stage;
 use crate::sched::{Outcome, StallReport, Task, TaskId};
 use crate::types::{
-    Claim, Declined, Epoch, ExchangeId, Goal, Holdings, LinkId, PartId, Peer, ServerId, Slot, Span, TensorSpec, Version,
+    Claim, Declined, Effect, Epoch, ExchangeId, Goal, Holdings, LinkId, PartId, Peer, ServerId, Slot, Span, TensorSpec,
 };
 use crate::wire::{Body, Contributors, Request};
 
@@ -53,8 +53,8 @@ pub enum Command {
         submission: u64,
         /// How many tensors it has.
         tensors: u64,
-        /// Of a parameter: the lowest version of its parts, if it ended well.
-        version: Option<Version>,
+        /// Of a parameter: what its use has come to, if it ended well.
+        effect: Option<Effect>,
         /// How it ended.
         outcome: Result<()>,
     },
@@ -307,8 +307,8 @@ pub enum Exchanged {
         /// The workers that are in it, as its header says.
         contributors: Contributors,
     },
-    /// The parameter was used, and its value is in the place where it was wanted, if it was. It has this version.
-    Value(Version),
+    /// The parameter was used, and its value is in the place where it was wanted, if it was. The use has come to this.
+    Value(Effect),
     /// The server's reason for not sending it.
     Rejected(Error),
     /// The exchange broke off, after `landed` bytes of the sum had been written in place.

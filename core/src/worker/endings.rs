@@ -70,6 +70,7 @@ impl Worker {
             // Empty once it was said.
             let names = std::mem::take(&mut ending.names);
             if !names.is_empty() {
+                self.read.end(&ending.keys);
                 let residuals = self.residuals.end(&ending.keys);
                 self.commands.extend(residuals.into_iter().map(Command::DropResidual));
                 self.commands.push_back(Command::Undeclare { request: *request, names });

@@ -13,6 +13,7 @@ use super::records::{Ending, Record, Submission};
 use super::recovery::Recovery;
 use super::residuals::Residuals;
 use super::team::Team;
+use super::uses::Read;
 use crate::cluster::{Contact, ContactTerms};
 use crate::config::Bounds;
 use crate::error::{Error, Result};
@@ -86,6 +87,7 @@ pub struct Worker {
     pub(super) groups: SideTable<GroupId, u64>,
     pub(super) tasks: SideTable<TaskId, Record>,
     pub(super) residuals: Residuals,
+    pub(super) read: Read,
     pub(super) recovery: Recovery,
     /// Whether it has used a parameter, so that it needs servers whatever its sums need.
     pub(super) uses_parameters: bool,
@@ -159,6 +161,7 @@ impl Worker {
             groups: SideTable::new(),
             tasks: SideTable::new(),
             residuals: Residuals::new(settings.scheduler.defect),
+            read: Read::default(),
             recovery: Recovery::default(),
             uses_parameters: false,
             endings: BTreeMap::new(),

@@ -17,6 +17,7 @@
 //! | `restoring` | what it tells of kept sums when a server is lost, and which it restores |
 //! | `residuals` | which parts have a residual of error feedback, and when it begins at zero |
 //! | `steps` | what a stage does with a task, and what its end means |
+//! | `uses` | what the headers of a parameter's uses say, and what these have come to |
 //! | `liveness` | whether the engine's threads still work at a submission |
 //! | `records` | what the worker keeps of a submission and of a task |
 //! | `command` | the messages of the worker: commands out, steps out, outcomes in |
@@ -44,6 +45,7 @@ mod stalls;
 mod steps;
 mod submissions;
 mod team;
+mod uses;
 mod withdrawals;
 
 #[cfg(test)]

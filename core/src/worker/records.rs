@@ -12,7 +12,7 @@ use crate::pipeline::Route;
 use crate::pipeline::registry::ReadyPart;
 use crate::sched::{GroupId, TaskId};
 use crate::types::{
-    CodecSpec, Defect, Demand, DeviceKind, InCopies, Priority, TensorKey, Time, Version, WorkerSet, planted,
+    CodecSpec, Defect, Demand, DeviceKind, Effect, InCopies, Priority, TensorKey, Time, WorkerSet, planted,
 };
 use crate::wire::Body;
 
@@ -113,8 +113,8 @@ pub(super) struct Submission {
     pub(super) group: Option<GroupId>,
     /// How many of its parts are not on their device yet with all of their work.
     pub(super) unissued: u32,
-    /// Of a parameter: the lowest version of the parts that were used so far.
-    pub(super) version: Option<Version>,
+    /// Of a parameter: what the use of its parts has come to so far.
+    pub(super) effect: Option<Effect>,
 }
 
 /// The tensors of a submission; several are in piece order. A single one costs no allocation.

@@ -9,10 +9,9 @@ use crate::pipeline::registry::ReadyPart;
 use crate::pipeline::{Route, Stage};
 use crate::sched::{Attempt, Outcome, Task, TaskId};
 use crate::types::{
-    Claim, Defect, Demand, DeviceKind, ExchangeId, Goal, InCopies, Op, PartLayout, Priority, Round, Slot, Time, Unmet,
-    Version, planted,
+    Claim, Defect, Demand, DeviceKind, ExchangeId, Goal, InCopies, Op, PartLayout, Priority, Slot, Time, Unmet, planted,
 };
-use crate::wire::{self, Body, Contribute, Contribution, Contributors, Request, Sent, Target, Withdraw};
+use crate::wire::{Body, Contribute, Contribution, Contributors, Request, Target, Withdraw};
 
 impl Worker {
     /// The next step of `stage`, which the driver must execute and report; `None` if there is none now.
@@ -70,8 +69,8 @@ impl Worker {
                 self.note_contributors(task, contributors);
                 Outcome::Done
             }
-            Exchanged::Value(version) => {
-                self.note_version(task, version);
+            Exchanged::Value(effect) => {
+                self.note_effect(task, effect);
                 Outcome::Done
             }
             Exchanged::Rejected(error) if error.retryable() => Outcome::Retry { error, landed: 0 },
@@ -111,17 +110,6 @@ impl Worker {
             Contributors::Only(workers) => workers,
         };
         self.residuals.summed(part, contributors);
-    }
-
-    /// Notes which version of a part of a parameter a submission has used.
-    fn note_version(&mut self, task: TaskId, version: Version) {
-        let defect = self.settings.scheduler.defect;
-        for ticket in self.record(task).part.tickets.clone() {
-            if let Some(submission) = self.submissions.get_mut(&ticket) {
-                let of_all = if planted(defect, Defect::HighestVersionTold) { Version::max } else { Version::min };
-                submission.version = Some(submission.version.map_or(version, |before| of_all(before, version)));
-            }
-        }
     }
 
     /// Takes the end of a copy: the device has copied, or no longer uses the memory.
@@ -294,18 +282,8 @@ impl Worker {
         let formation = self.here();
         let target = Target { epoch: formation.epoch(), part: task.part, round: task.round };
         let (dtype, urgency, part_bytes) = (part.layout.dtype, self.urgency(*priority), part.layout.bytes());
-        if let Demand::Access(access) = part.demand {
-            let defect = self.settings.scheduler.defect;
-            let is_sent_all_the_same = planted(defect, Defect::OverwrittenChangeSent);
-            let is_lost = *is_overwritten && matches!(task.attempt, Attempt::Resumed { .. }) && !is_sent_all_the_same;
-            let is_renumbered = task.attempt != Attempt::First && planted(defect, Defect::RepeatRenumbered);
-            let target = Target { round: Round(task.round.0 + u64::from(is_renumbered)), ..target };
-            let sent = match access.sends() && !is_lost {
-                true => Sent::Whole { checksum: None },
-                false => Sent::Nothing { checked: false },
-            };
-            let rule = part.layout.kind.rule();
-            return Request::Use(wire::Use { target, dtype, access, urgency, part_bytes, rule, sent });
+        if let Demand::Access { access, round_of_clock } = part.demand {
+            return Request::Use(self.use_header(task, access, round_of_clock));
         }
         let ((op, weight), participants) = (part.reduction(), part.participants.clone());
         let weight = match (op, coding) {
@@ -336,7 +314,7 @@ impl Worker {
 
     /// The transport's class, 0 to 7, of `priority`. The most urgent tensors have a class of their own, and each class below is twice as
     /// wide as the one above. Many distinct levels would cost the transport more than they gain.
-    fn urgency(&self, priority: Priority) -> u8 {
+    pub(super) fn urgency(&self, priority: Priority) -> u8 {
         let distance = i64::from(self.most_urgent.0) - i64::from(priority.0);
         let class = u64::try_from(distance).map_or(0, |distance| (distance + 1).ilog2().min(7));
         7 - u8::try_from(class).expect("at most 7")
@@ -430,7 +408,7 @@ impl Worker {
         let formation = self.here();
         match demand {
             _ if planted(self.settings.scheduler.defect, Defect::HolderStagesNothing) => false,
-            Demand::Access(access) => access.sends(),
+            Demand::Access { access, .. } => access.sends(),
             Demand::Reduce { op: Op::Broadcast { root }, .. } if participants.is_everybody() => {
                 formation.machines.holder(layout.part, layout.dtype, *root) == formation.rank
             }

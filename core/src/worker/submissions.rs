@@ -246,7 +246,7 @@ impl Worker {
             declared_until,
             group: None,
             unissued: 0,
-            version: None,
+            effect: None,
         };
         self.submissions.insert(id, submission);
         id
@@ -383,7 +383,7 @@ impl Worker {
     pub(super) fn duty(&self, part: &ReadyPart, memory: DeviceKind) -> Duty {
         let formation = self.here();
         let (machines, rank, participants) = (&formation.machines, formation.rank, &part.participants);
-        if let Demand::Access(access) = part.demand {
+        if let Demand::Access { access, .. } = part.demand {
             return Duty::Client { receives: access.receives() };
         }
         let (part, dtype) = (part.layout.part, part.layout.dtype);
@@ -473,7 +473,7 @@ impl Worker {
         Some(Command::Resolve {
             submission: id,
             tensors,
-            version: submission.version.filter(|_| outcome.is_ok()),
+            effect: submission.effect.filter(|_| outcome.is_ok()),
             outcome,
         })
     }

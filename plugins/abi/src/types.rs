@@ -83,6 +83,22 @@ pub enum GradlaneAccess {
     PushPullStep = 8,
 }
 
+/// What became of a change of a parameter. A higher one is worse for its worker.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u32)]
+pub enum GradlaneFate {
+    /// It was done, or there was nothing to change.
+    Accepted = 0,
+    /// It is kept until its round is closed.
+    Kept = 1,
+    /// It was multiplied by 1 / (1 + lag), and done.
+    Scaled = 2,
+    /// It was not done, because its lag is above what the mode allows.
+    DiscardedStale = 3,
+    /// It was not done, because its round was closed without this worker.
+    DroppedLate = 4,
+}
+
 /// The memory of a tensor.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u32)]
@@ -234,6 +250,40 @@ pub struct GradlaneParameterUse {
     /// How gradients change the parameter, such as `sgd:lr=0.1,momentum=0.9`, in every use of it and equal on all workers; NULL if they do
     /// not.
     pub rule: *const c_char,
+    /// When changes are done, such as `async:max_staleness=8`, `ssp:bound=4`, `sync` or `k_of_n:k=3`, in every use of it and equal on all
+    /// workers; NULL for `async`.
+    pub mode: *const c_char,
+    /// The name of the clock that the mode follows, see `gradlane_tick`; NULL for none, which only `async` allows.
+    pub clock: *const c_char,
+    /// Of a gradient in mode `sync` or `k_of_n`, the round to which it belongs, from 1. Otherwise the last round that this worker has finished,
+    /// whose changes a value must have; 0 without a clock.
+    pub round_of_clock: u64,
+}
+
+/// What a use of a parameter has come to.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct GradlaneEffect {
+    /// The version that was made or read; of a parameter in several parts, the lowest of theirs.
+    pub version: u64,
+    /// A `GradlaneFate`; of several parts, the worst.
+    pub fate: u32,
+    /// The versions between the one from which the change was computed and the one to which it came; of several parts, the most.
+    pub lag: u32,
+}
+
+/// Where a worker stands after a tick.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct GradlaneTicked {
+    /// The round that is finished; the next one is one more.
+    pub round: u64,
+    /// The global step: the rounds that were closed, or without those the ticks of all workers.
+    pub step: u64,
+    /// How many rounds the slowest worker is behind this one.
+    pub ahead: u64,
+    /// A `GradlaneFate`: accepted, or dropped because the round was closed without this worker.
+    pub fate: u64,
 }
 
 /// What `gradlane_begin_step` says. A program sets `struct_size`, and the library the other fields.
@@ -333,6 +383,9 @@ impl GradlaneParameterUse {
             callback: None,
             user: null_mut(),
             rule: null(),
+            mode: null(),
+            clock: null(),
+            round_of_clock: 0,
         }
     }
 }

@@ -39,6 +39,7 @@ from gradlane import (
     local_rank,
     local_size,
     metrics,
+    modes,
     node_rank,
     num_nodes,
     print_config,
@@ -52,6 +53,7 @@ from gradlane import (
     undeclare,
 )
 from gradlane.errors import UnusedParametersError
+from gradlane.modes import SSP, Async, Backup, Sync
 from gradlane.torch import exchanges, fsdp
 from gradlane.torch import library as _library  # noqa: F401  defines torch.ops.gradlane
 from gradlane.torch._group_options import ProcessGroupOptions
@@ -90,7 +92,10 @@ from gradlane.torch.server_optimizer import ServerOptimizer
 from gradlane.torch.store import Store
 
 __all__ = [
+    "SSP",
+    "Async",
     "Average",
+    "Backup",
     "Compression",
     "CrossBarrier",
     "DistributedDataParallel",
@@ -112,6 +117,7 @@ __all__ = [
     "State",
     "Store",
     "Sum",
+    "Sync",
     "TimeoutError",
     "UnsupportedError",
     "UnusedParametersError",
@@ -137,6 +143,7 @@ __all__ = [
     "local_rank",
     "local_size",
     "metrics",
+    "modes",
     "node_rank",
     "num_nodes",
     "poll",

@@ -34,17 +34,17 @@ def trained(named_parameters: Iterable[tuple[str, torch.nn.Parameter]]) -> dict[
     return named
 
 
-def compare_rules(name: str, rule: str) -> None:
-    """Raises on all workers if one has another rule."""
-    rules = gather_by_rank(rule, name, plain=True)
-    first = next(iter(rules))
-    for rank, other in rules.items():
-        if other != rules[first]:
+def compare(name: str, field: str, value: str) -> None:
+    """Raises on all workers if one has another value of what `field` names, such as another rule."""
+    values = gather_by_rank(value, name, plain=True)
+    first = next(iter(values))
+    for rank, other in values.items():
+        if other != values[first]:
             raise MismatchError(
-                f"worker {first} has the rule {rules[first]}, worker {rank} has {other}; give all workers the same",
+                f"worker {first} has the {field} {values[first]}, worker {rank} has {other}; give all workers the same",
                 tensor=name,
-                field="rule",
-                first=(first, rules[first]),
+                field=field,
+                first=(first, values[first]),
                 second=(rank, other),
             )
 

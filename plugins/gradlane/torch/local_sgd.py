@@ -17,8 +17,9 @@ from gradlane._operations import barrier
 from gradlane._reduction import Average as Mean
 from gradlane._reduction import Max
 from gradlane.errors import Error, FailedPreconditionError, InvalidArgumentError, NotFiniteError
+from gradlane.parameters import Version
 from gradlane.torch import _tensors
-from gradlane.torch._on_servers import compare_rules, ended, trained
+from gradlane.torch._on_servers import compare, ended, trained
 from gradlane.torch._owners import own
 from gradlane.torch._parameter_watch import remove_all
 from gradlane.torch.broadcast import broadcast_alike, broadcast_parameters
@@ -112,7 +113,7 @@ class LocalSGD:
         """How many of them after the last exchange."""
         self._exchanged = 0
         """How many exchanges this worker has made with all others, since they had the same shared weights."""
-        compare_rules(f"{self._prefix}/rule", f"{exchange} every {self.every} steps")
+        compare(f"{self._prefix}/exchange", "exchange", f"{exchange} every {self.every} steps")
         broadcast_parameters(self._named, prefix=f"{self._prefix}/first ")
         first = {label: _in_wide(parameter) for label, parameter in self._named.items()}
         self._exact = {label: value.clone() for label, value in first.items() if value.dtype != self._named[label].dtype}
@@ -296,7 +297,7 @@ class LocalSGD:
             Error: the first one, after all that were added.
         """
         _check_finite(sent)
-        begun: list[tuple[str, torch.Tensor, Handle[int]]] = []
+        begun: list[tuple[str, torch.Tensor, Handle[Version]]] = []
         error = None
         try:
             for label, value in sent.items():

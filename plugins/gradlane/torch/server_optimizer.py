@@ -1,23 +1,38 @@
-"""An optimizer whose rule runs on the servers, and which waits for no other worker."""
+"""An optimizer whose rule runs on the servers, and which waits for other workers as much as its mode says."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import torch
 
-from gradlane import _names, parameters
+from gradlane import _names, modes, parameters
 from gradlane._handle import Handle
 from gradlane.errors import FailedPreconditionError, InvalidArgumentError
+from gradlane.modes import Async, Mode
+from gradlane.parameters import Version
 from gradlane.rules import Rule
-from gradlane.torch._on_servers import compare_rules, ended, trained
+from gradlane.torch._on_servers import compare, ended, trained
 from gradlane.torch._owners import own
 from gradlane.torch.broadcast import broadcast_parameters
 
 
+@dataclass(frozen=True)
+class StepOutcome:
+    """What a step of a `ServerOptimizer` has come to."""
+
+    fates: dict[parameters.Fate, int]
+    """How many parameters had which fate: their gradients were accepted, scaled, discarded or dropped."""
+    lag: int
+    """The largest lag of a gradient, in versions."""
+    tick: parameters.Tick | None
+    """Where this worker stands, if the mode has a clock."""
+
+
 class ServerOptimizer(torch.optim.Optimizer):
-    """Trains a model whose weights live on the servers, asynchronously.
+    """Trains a model whose weights live on the servers.
 
         optimizer = gl.ServerOptimizer(model.named_parameters(), rule=gl.rules.AdamW(lr=1e-3))
         for batch in loader:
@@ -25,9 +40,15 @@ class ServerOptimizer(torch.optim.Optimizer):
             loss(batch).backward()
             optimizer.step()
 
-    `step()` sends each gradient to the servers of its parameter, which apply the rule to it when it comes, and takes over
-    the weights that this makes, with the steps of other workers in them. So a slow worker delays nobody, and its
-    gradients are of older weights. Parameters without a gradient take over the present weights, too.
+    `step()` sends each gradient to the servers of its parameter, which apply the rule to it, and takes over the weights that
+    this makes, with the steps of other workers in them. Parameters without a gradient take over the present weights, too.
+    The mode says when gradients are applied, and for whom a worker waits:
+
+    * `gl.Async()`: when they come, and nobody waits. So a slow worker delays nobody, and its gradients are of older weights.
+      With `max_staleness` those of too old weights are discarded, or scaled.
+    * `gl.SSP(4)`: when they come, and a worker waits while the slowest is more than 4 steps behind.
+    * `gl.Sync()`: once a step, to the mean of all. The weights are those of training by one worker with a larger batch.
+    * `gl.Backup(k=3)`: once a step, to the mean of the first 3 workers; the gradients of the others are dropped.
 
     All workers make it, and begin with the weights of worker 0. Buffers, such as the running statistics of BatchNorm, stay on
     each worker. The job needs a server, unless this worker is alone.
@@ -42,6 +63,7 @@ class ServerOptimizer(torch.optim.Optimizer):
         named_parameters: Iterable[tuple[str, torch.nn.Parameter]],
         rule: Rule,
         *,
+        mode: Mode | None = None,
         name: str | None = None,
         timeout: float | None = None,
     ) -> None:
@@ -51,12 +73,13 @@ class ServerOptimizer(torch.optim.Optimizer):
             named_parameters: `model.named_parameters()`; names, dtypes and shapes are equal on all workers. Those that
                 require no gradient are left out. Tensors are dense, contiguous and of floats.
             rule: one of `gradlane.rules`, equal on all workers.
+            mode: one of `gradlane.modes`, equal on all workers; None for `Async()`.
             name: a prefix of the parameters' names; needed only if workers make optimizers in different orders.
             timeout: seconds for each use of the servers; None takes the job's step timeout.
         Raises:
             InvalidArgumentError: a parameter has no name, two have the same, none is left, `rule` is no rule, or a wrapper
                 averages the gradients of the model.
-            MismatchError: another worker's parameter has another dtype or shape, or another rule.
+            MismatchError: another worker's parameter has another dtype or shape, or another rule or mode.
             StallError: another worker did not make it in time.
             FailedPreconditionError: the job has no server.
         """
@@ -66,26 +89,42 @@ class ServerOptimizer(torch.optim.Optimizer):
         own(self, list(self._named.items()))
         self._prefix, self._timeout = _names.namespace("server optimizer", name), timeout
         self.rule = rule
-        self.versions: dict[str, int] = {}
-        """Of each parameter the version that the last step has taken over: one more for each step of any worker."""
+        self.mode = modes.check_mode(Async() if mode is None else mode)
+        is_async = isinstance(self.mode, Async)
+        self._clock = None if is_async else parameters.Clock(f"{self._prefix}/clock", self.mode)
+        self._is_sent = False
+        self.outcome: StepOutcome | None = None
+        """What the last step has come to."""
+        self.versions: dict[str, Version] = {}
+        """Of each parameter the version that the last step has taken over: one more for each gradient that was applied, or for
+        each round."""
+        self._made: dict[str, Version] = {}
         super().__init__(list(self._named.values()), {"lr": rule.lr})
-        compare_rules(f"{self._prefix}/rule", str(rule))
+        compare(f"{self._prefix}/rule", "rule", str(rule))
+        compare(f"{self._prefix}/mode", "mode", str(self.mode))
         # Else a part of one worker's could come first, and a part of another one's.
         broadcast_parameters(self._named, prefix=f"{self._prefix}/first ")
+        paced = self.mode if isinstance(self.mode, Async) else self._clock
         begun = [
-            parameters.init_async(self._name(label), parameter.detach(), rule=rule, timeout=timeout)
+            parameters.init_async(self._name(label), parameter.detach(), rule=rule, mode=paced, timeout=timeout)
             for label, parameter in self._named.items()
         ]
         ended(begun)
-        self._use({label: self._pulled(label, parameter) for label, parameter in self._named.items()})
+        self._pull()
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Sends the gradients, and takes over the weights that they make. Returns what `closure` does.
+        """Sends the gradients, waits as the mode says, and takes over the weights.
+
+        Where it has failed because others did not come in time, a call sends nothing again and goes on waiting.
+
+        Returns:
+            What `closure` does; without one, what became of the gradients: a `StepOutcome`.
 
         Raises:
             FailedPreconditionError: a scheduler has changed the learning rate, which is a part of the rule.
             InvalidArgumentError: a gradient is sparse.
+            TimeoutError: others are too far behind; they are named.
         """
         rate = self.param_groups[0]["lr"]
         if rate != self.rule.lr:
@@ -100,13 +139,9 @@ class ServerOptimizer(torch.optim.Optimizer):
         for label, parameter in self._named.items():
             if parameter.grad is not None and parameter.grad.layout != torch.strided:
                 raise InvalidArgumentError(f"the gradient of {label} is sparse; make the layer with sparse=False")
-        self._use(
-            {
-                label: self._pulled(label, parameter) if parameter.grad is None else self._stepped(label, parameter)
-                for label, parameter in self._named.items()
-            }
-        )
-        return loss
+        tick = self._in_rounds() if modes.has_rounds(self.mode) else self._at_once()
+        self.outcome = _outcome(self._made, tick)
+        return self.outcome if closure is None else loss
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Refuses groups after the first one, which the constructor makes."""
@@ -135,10 +170,48 @@ class ServerOptimizer(torch.optim.Optimizer):
     def _name(self, label: str) -> str:
         return f"{self._prefix}/{label}"
 
-    def _pulled(self, label: str, parameter: torch.nn.Parameter) -> Handle[int]:
+    def _at_once(self) -> parameters.Tick | None:
+        """Each gradient is applied when it comes, and brings the weights back."""
+        if not self._is_sent:
+            begun = {
+                label: self._pulled(label, parameter) if parameter.grad is None else self._stepped(label, parameter)
+                for label, parameter in self._named.items()
+            }
+            self.versions = self._made = dict(zip(begun, ended(begun.values()), strict=True))
+        return self._tick()
+
+    def _in_rounds(self) -> parameters.Tick | None:
+        """Gradients are kept until the round is closed. Then the weights are there."""
+        if not self._is_sent:
+            with_gradient = {label: each for label, each in self._named.items() if each.grad is not None}
+            begun = {label: self._pushed(label, parameter) for label, parameter in with_gradient.items()}
+            self._made = dict(zip(begun, ended(begun.values()), strict=True))
+        tick = self._tick()
+        self._pull()
+        return tick
+
+    def _tick(self) -> parameters.Tick | None:
+        if self._clock is None:
+            return None
+        # What was sent is in the round, whatever becomes of the wait.
+        self._is_sent = True
+        tick = self._clock.tick(timeout=self._timeout)
+        self._is_sent = False
+        return tick
+
+    def _pull(self) -> None:
+        begun = {label: self._pulled(label, parameter) for label, parameter in self._named.items()}
+        self.versions = dict(zip(begun, ended(begun.values()), strict=True))
+
+    def _pulled(self, label: str, parameter: torch.nn.Parameter) -> Handle[Version]:
         return parameters.pull_async(self._name(label), parameter.detach(), timeout=self._timeout)
 
-    def _stepped(self, label: str, parameter: torch.nn.Parameter) -> Handle[int]:
+    def _pushed(self, label: str, parameter: torch.nn.Parameter) -> Handle[Version]:
+        assert parameter.grad is not None
+        gradient = parameter.grad.detach().contiguous()
+        return parameters.push_async(self._name(label), gradient, update="step", timeout=self._timeout)
+
+    def _stepped(self, label: str, parameter: torch.nn.Parameter) -> Handle[Version]:
         assert parameter.grad is not None
         return parameters.push_pull_async(
             self._name(label),
@@ -148,5 +221,11 @@ class ServerOptimizer(torch.optim.Optimizer):
             timeout=self._timeout,
         )
 
-    def _use(self, begun: dict[str, Handle[int]]) -> None:
-        self.versions = dict(zip(begun, ended(begun.values()), strict=True))
+
+def _outcome(made: dict[str, Version], tick: parameters.Tick | None) -> StepOutcome:
+    fates: dict[parameters.Fate, int] = {}
+    for version in made.values():
+        # A gradient that was kept for a round was applied with that, or dropped.
+        fate = tick.fate if version.fate == "kept" and tick is not None else version.fate
+        fates[fate] = fates.get(fate, 0) + 1
+    return StepOutcome(fates, max((version.lag for version in made.values()), default=0), tick)

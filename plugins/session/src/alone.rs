@@ -14,7 +14,7 @@ use gradlane_core::engine::{
 use gradlane_core::mem::Doubt;
 use gradlane_core::metrics::Instance;
 use gradlane_core::runtime::exporter::{Exporter, Exposure};
-use gradlane_core::types::{HostPlace, StoreAnswer, StoreAsk, TensorSpec, WorkerId, WorkersKey};
+use gradlane_core::types::{HostPlace, StoreAnswer, StoreAsk, TensorSpec, Tick, Ticked, WorkerId, WorkersKey};
 use gradlane_core::{Error, Result};
 
 use crate::own_store::OwnStore;
@@ -174,6 +174,11 @@ impl Place for Alone {
 
     fn ask_store(&self, ask: StoreAsk, timeout: Option<Duration>) -> Result<StoreAnswer> {
         self.store.ask(ask, timeout)
+    }
+
+    fn tick(&self, tick: Tick, _: Option<Duration>) -> Result<Ticked> {
+        self.begin()?;
+        self.parameters.tick(tick)
     }
 
     /// Nobody has to agree.

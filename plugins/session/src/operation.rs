@@ -6,7 +6,7 @@ use std::time::Duration;
 use gradlane_core::Result;
 use gradlane_core::engine::Handle;
 use gradlane_core::runtime::Clock;
-use gradlane_core::types::{Time, Version};
+use gradlane_core::types::{Effect, Time};
 
 /// An operation that was begun in a session: a reduction, or a use of a parameter.
 #[derive(Clone, Debug)]
@@ -30,9 +30,9 @@ impl Operation {
         &self.handle
     }
 
-    /// The version of a parameter that was used, once the operation has ended well. `None` of a reduction; see [`Handle::version`].
-    pub fn version(&self) -> Option<Version> {
-        self.handle.version()
+    /// What a use of a parameter has come to, once the operation has ended well. `None` of a reduction; see [`Handle::effect`].
+    pub fn effect(&self) -> Option<Effect> {
+        self.handle.effect()
     }
 
     /// Whether it has ended, well or not, or was given up because the engine is stuck: then [`Handle::wait`] returns at once.

@@ -1,27 +1,46 @@
 //! Parameters of a job of one worker without servers: this process keeps them, as servers of a larger job would.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use gradlane_core::engine::{Memory, ParameterUse};
+use gradlane_core::error::Claim;
 use gradlane_core::mem::Region;
 use gradlane_core::reduce::{Kernels, OptimizerState};
-use gradlane_core::types::{Access, TensorSpec, Update, Version, WorkerId};
+use gradlane_core::types::{
+    Access, Ask, Effect, Fate, Mode, Quorum, TensorSpec, Tick, Ticked, Update, Version, WorkerId,
+};
+use gradlane_core::wire::limits;
 use gradlane_core::{Error, Result};
 
 use crate::memory::{bytes_of, bytes_of_mut};
 
-/// The parameters, by name.
+/// The parameters and the clocks, by name.
 #[derive(Debug)]
 pub(crate) struct Parameters {
-    kept: Mutex<BTreeMap<String, Parameter>>,
+    kept: Mutex<Kept>,
     kernels: Kernels,
+}
+
+#[derive(Default, Debug)]
+struct Kept {
+    parameters: BTreeMap<String, Parameter>,
+    clocks: BTreeMap<String, OwnClock>,
+}
+
+/// A clock that one worker ticks.
+#[derive(Debug)]
+struct OwnClock {
+    mode: Mode,
+    /// The rounds that were finished.
+    finished: u64,
 }
 
 /// A use of a parameter whose arguments are right.
 pub(crate) struct Checked {
     tensor: TensorSpec,
     access: Access,
+    round_of_clock: u64,
     value: Region,
     into: Option<Region>,
 }
@@ -33,6 +52,10 @@ struct Parameter {
     /// Empty before the first value.
     value: Vec<u8>,
     version: Version,
+    /// The version that was read last, from which changes are computed.
+    read: Version,
+    /// The gradient of the round that is open, with its round.
+    of_round: Option<(u64, Vec<u8>)>,
     /// What its rule keeps, once the rule was applied.
     optimizer: Option<OptimizerState>,
 }
@@ -49,7 +72,7 @@ impl Parameters {
     /// a device.
     pub(crate) fn check(asked: ParameterUse) -> Result<Checked> {
         asked.check()?;
-        let ParameterUse { tensor, access, memory, into, .. } = asked;
+        let ParameterUse { tensor, access, round_of_clock, memory, into, .. } = asked;
         let name = &tensor.name;
         let host = |memory| match memory {
             Memory::Host(region) => Ok(region),
@@ -62,56 +85,136 @@ impl Parameters {
             }),
         };
         let (value, into) = (host(memory)?, into.map(host).transpose()?);
-        Ok(Checked { tensor, access, value, into })
+        Ok(Checked { tensor, access, round_of_clock, value, into })
     }
 
-    /// Uses a parameter, and returns its version.
+    /// Uses a parameter, and returns what that has come to.
     ///
     /// # Errors
-    /// [`Error::Mismatch`] if its first use was of another element type or shape; [`Error::FailedPrecondition`] if it has no value.
-    pub(crate) fn access(&self, asked: Checked) -> Result<Version> {
-        let Checked { tensor, access, value, into } = asked;
-        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        let parameter = kept.entry(tensor.name.clone()).or_insert_with(|| Parameter::unset(&tensor));
+    /// [`Error::Mismatch`] if its first use was of another element type, shape, rule or mode; [`Error::FailedPrecondition`] if it has no
+    /// value, or a gradient for this round already.
+    pub(crate) fn access(&self, asked: Checked) -> Result<Effect> {
+        let Checked { tensor, access, round_of_clock, value, into } = asked;
+        let mut kept = self.lock();
+        let Kept { parameters, clocks } = &mut *kept;
+        let parameter = parameters.entry(tensor.name.clone()).or_insert_with(|| Parameter::unset(&tensor));
         if let Some(difference) = parameter.tensor.declared().difference(&tensor.declared()) {
             return Err(difference.into_error(tensor.name, WorkerId(0), WorkerId(0)));
         }
+        let mut effect = Effect::default();
         match access {
             Access::Init if parameter.is_set() => {}
-            Access::Init => parameter.change(self.kernels, Update::Assign, bytes_of(&value)),
+            Access::Init => {
+                parameter.change(self.kernels, Update::Assign, bytes_of(&value));
+                parameter.read = parameter.version;
+            }
             Access::Push(_) | Access::Pull | Access::PushPull(_) if !parameter.is_set() => {
                 return Err(Error::FailedPrecondition {
                     what: format!("tensor {}: {access} of a parameter that has no value", tensor.name),
                     hint: "initialise the parameter first".to_owned(),
                 });
             }
+            Access::Push(Update::Step) if tensor.kind.mode().rounds().is_some() => {
+                let of_this = |clock: &&OwnClock| clock.mode == tensor.kind.mode();
+                let finished = clocks.values().find(of_this).map_or(0, |clock| clock.finished);
+                return parameter.keep(round_of_clock, finished, bytes_of(&value));
+            }
             Access::Push(update) | Access::PushPull(update) => {
-                parameter.change(self.kernels, update, bytes_of(&value));
+                effect = parameter.push(self.kernels, update, bytes_of(&value));
             }
             Access::Pull => {}
         }
+        effect.version = parameter.version;
         if access.receives() {
             bytes_of_mut(&mut into.unwrap_or(value)).copy_from_slice(&parameter.value);
+            parameter.read = parameter.version;
         }
-        Ok(parameter.version)
+        Ok(effect)
+    }
+
+    /// Finishes a round of a clock: nobody is waited for, and gradients of the round are applied.
+    ///
+    /// # Errors
+    /// As [`Engine::tick`](gradlane_core::engine::Engine::tick).
+    pub(crate) fn tick(&self, tick: Tick) -> Result<Ticked> {
+        limits::check_ask(&Ask::Tick(tick.clone()))?;
+        let Tick { clock: name, mode, round, .. } = tick;
+        let mut kept = self.lock();
+        let Kept { parameters, clocks } = &mut *kept;
+        let clock = clocks.entry(name.clone()).or_insert(OwnClock { mode, finished: 0 });
+        clock.check(&name, mode, round)?;
+        if round == clock.finished + 1 {
+            clock.finished = round;
+            for parameter in parameters.values_mut().filter(|parameter| parameter.tensor.kind.mode() == mode) {
+                parameter.close(self.kernels, round);
+            }
+        }
+        Ok(Ticked { round, step: clock.finished, ahead: 0, fate: Fate::Accepted })
     }
 
     /// Forgets the parameters with these names.
     pub(crate) fn forget(&self, names: &[String]) {
-        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = self.lock();
         for name in names {
-            kept.remove(name);
+            kept.parameters.remove(name);
         }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Kept> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Parameter {
     fn unset(tensor: &TensorSpec) -> Self {
-        Self { tensor: tensor.clone(), value: Vec::new(), version: Version::default(), optimizer: None }
+        let (version, read) = (Version::default(), Version::default());
+        Self { tensor: tensor.clone(), value: Vec::new(), version, read, of_round: None, optimizer: None }
     }
 
     fn is_set(&self) -> bool {
         self.version > Version::default()
+    }
+
+    /// Does a change as its mode says.
+    fn push(&mut self, kernels: Kernels, update: Update, change: &[u8]) -> Effect {
+        let lag = u32::try_from(self.version.0.saturating_sub(self.read.0)).unwrap_or(u32::MAX);
+        let (lag, (fate, factor)) = match update {
+            Update::Assign => (0, (Fate::Accepted, 1.0)),
+            Update::Add | Update::Step => (lag, self.tensor.kind.mode().staleness.judge(lag)),
+        };
+        match fate {
+            Fate::Scaled => {
+                let mut scaled = change.to_vec();
+                kernels.scale(self.tensor.dtype, factor, &mut scaled);
+                self.change(kernels, update, &scaled);
+            }
+            Fate::Accepted => self.change(kernels, update, change),
+            Fate::Kept | Fate::DiscardedStale | Fate::DroppedLate => {}
+        }
+        Effect { version: self.version, fate, lag }
+    }
+
+    /// Keeps a gradient until its round is closed.
+    fn keep(&mut self, round: u64, finished: u64, gradient: &[u8]) -> Result<Effect> {
+        let mut fate = Fate::Kept;
+        if round <= finished {
+            fate = Fate::DroppedLate;
+        } else if self.of_round.as_ref().is_some_and(|(of, _)| *of == round) {
+            return Err(Error::FailedPrecondition {
+                what: format!("tensor {}: a second gradient for round {round}", self.tensor.name),
+                hint: "tick the clock after each round, or add gradients up before pushing them".to_owned(),
+            });
+        } else {
+            self.of_round = Some((round, gradient.to_vec()));
+        }
+        Ok(Effect { version: self.version, fate, lag: 0 })
+    }
+
+    /// A round is closed.
+    fn close(&mut self, kernels: Kernels, round: u64) {
+        if let Some((_, gradient)) = self.of_round.take_if(|(of, _)| *of == round) {
+            self.change(kernels, Update::Step, &gradient);
+        }
     }
 
     fn change(&mut self, kernels: Kernels, update: Update, change: &[u8]) {
@@ -132,6 +235,36 @@ impl Parameter {
             optimizer.handle_changed();
         }
         self.version.0 += 1;
+    }
+}
+
+impl OwnClock {
+    fn check(&self, name: &str, mode: Mode, round: u64) -> Result<()> {
+        if mode != self.mode {
+            let claim = |mode: Mode| Claim { worker: WorkerId(0), value: mode.to_string() };
+            let (first, second) = (claim(self.mode), claim(mode));
+            return Err(Error::Mismatch {
+                tensor: name.to_owned().into(),
+                field: "mode of a clock".to_owned(),
+                first,
+                second,
+            });
+        }
+        if let Some((_, Quorum::First(k), _)) = mode.rounds()
+            && k > 1
+        {
+            return Err(Error::FailedPrecondition {
+                what: format!("clock {name:?}: {k} workers close a round, and the job has 1"),
+                hint: "give fewer, or start more workers".to_owned(),
+            });
+        }
+        if round != self.finished && round != self.finished + 1 {
+            return Err(Error::FailedPrecondition {
+                what: format!("clock {name:?}: round {round}, and the last one that was finished is {}", self.finished),
+                hint: "tick each round once, from 1 on, with one clock object a worker".to_owned(),
+            });
+        }
+        Ok(())
     }
 }
 
@@ -191,7 +324,7 @@ mod tests {
 
     impl Parameters {
         fn used(&self, access: Access, memory: &mut [f32]) -> Result<u64> {
-            self.access(Self::check(used(access, memory))?).map(|version| version.0)
+            self.access(Self::check(used(access, memory))?).map(|effect| effect.version.0)
         }
     }
 
@@ -203,6 +336,7 @@ mod tests {
         ParameterUse {
             tensor: tensor.with_rule("sgd:lr=0.5".parse().expect("a rule")),
             access,
+            round_of_clock: 0,
             memory: region.into(),
             into: None,
             priority: Priority::default(),

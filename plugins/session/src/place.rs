@@ -8,7 +8,7 @@ use gradlane_core::device::Device;
 use gradlane_core::engine::{BatchSubmission, Engine, FeedbackState, Handle, ParameterUse, Step, Submission, Timeline};
 use gradlane_core::mem::Doubt;
 use gradlane_core::metrics::Instance;
-use gradlane_core::types::{HostPlace, StoreAnswer, StoreAsk, TensorSpec, WorkersKey};
+use gradlane_core::types::{HostPlace, StoreAnswer, StoreAsk, TensorSpec, Tick, Ticked, WorkersKey};
 
 /// Runs when an operation has ended, with the id of its handle.
 pub(crate) type Ended = Box<dyn FnOnce(u64) + Send>;
@@ -54,6 +54,8 @@ pub(crate) trait Place: Send + Sync {
     fn arrive(&self, name: &str, timeout: Option<Duration>) -> Handle;
 
     fn ask_store(&self, ask: StoreAsk, timeout: Option<Duration>) -> Result<StoreAnswer>;
+
+    fn tick(&self, tick: Tick, timeout: Option<Duration>) -> Result<Ticked>;
 
     fn begin_step_at_once(&self) -> Result<Option<Step>>;
 
@@ -170,6 +172,10 @@ impl Place for Engine {
 
     fn ask_store(&self, ask: StoreAsk, timeout: Option<Duration>) -> Result<StoreAnswer> {
         self.ask_store(ask, timeout)
+    }
+
+    fn tick(&self, tick: Tick, timeout: Option<Duration>) -> Result<Ticked> {
+        self.tick(tick, timeout)
     }
 
     fn begin_step_at_once(&self) -> Result<Option<Step>> {

@@ -15,7 +15,7 @@ use gradlane_core::runtime::exporter::Exporter;
 use gradlane_core::runtime::process;
 use gradlane_core::transport::router::Router;
 use gradlane_core::types::{
-    HostPlace, Participants, Role, StoreAnswer, StoreAsk, TensorSpec, WorkerId, WorkerSet, WorkersKey,
+    HostPlace, Participants, Role, StoreAnswer, StoreAsk, TensorSpec, Tick, Ticked, WorkerId, WorkerSet, WorkersKey,
 };
 use gradlane_core::{Error, Result};
 use gradlane_server::launch::entering::Found;
@@ -300,6 +300,15 @@ impl Session {
     /// As [`Engine::ask_store`].
     pub fn ask_store(&self, ask: StoreAsk, timeout: Option<Duration>) -> Result<StoreAnswer> {
         self.place.ask_store(ask, timeout)
+    }
+
+    /// Finishes a round of a clock, and waits until this worker may begin the next one; see [`Engine::tick`]. In a job of one worker without
+    /// servers nobody is waited for.
+    ///
+    /// # Errors
+    /// As [`Engine::tick`].
+    pub fn tick(&self, tick: Tick, timeout: Option<Duration>) -> Result<Ticked> {
+        self.place.tick(tick, timeout)
     }
 
     /// Begins a step of the training; see [`Engine::begin_step`].

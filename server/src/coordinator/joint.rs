@@ -11,7 +11,8 @@ use std::time::Duration;
 use gradlane_core::cluster::{Member, MemberCommand, MemberConfig, MemberEvent, Patience};
 use gradlane_core::error::{Error, Result};
 use gradlane_core::types::{
-    Address, DType, Incarnation, LinkId, NodeId, Process, Role, Scheme, StoreAnswer, StoreAsk, TensorSpec, Time,
+    Address, Answer, Ask, ClockKey, DType, Fate, Incarnation, LinkId, Mode, NodeId, Process, Role, Scheme, StoreAnswer,
+    StoreAsk, TensorSpec, Tick, Time,
 };
 use gradlane_core::wire::Frame;
 
@@ -217,8 +218,8 @@ struct Node {
     end: Option<Result<()>>,
     /// Of its declaration and barriers, by request.
     outcomes: BTreeMap<u64, Vec<Result<()>>>,
-    /// Of its requests to the store.
-    answers: BTreeMap<u64, Vec<Result<StoreAnswer>>>,
+    /// Of its requests to the store, and of its tick.
+    answers: BTreeMap<u64, Vec<Result<Answer>>>,
     is_elastic: bool,
     /// Of a worker of an elastic job.
     training: Option<Training>,
@@ -274,9 +275,12 @@ impl World {
         for node in self.nodes.iter().filter(|node| !node.crashed) {
             for answers in node.answers.values() {
                 match &answers[..] {
-                    [Ok(StoreAnswer::Number(sum))] => sums.push(*sum),
-                    [Ok(StoreAnswer::Done)] => {}
-                    [Ok(StoreAnswer::Value(Some(value)))] => assert_eq!(value, b"v", "seed {seed}"),
+                    [Ok(Answer::Store(StoreAnswer::Number(sum)))] => sums.push(*sum),
+                    [Ok(Answer::Store(StoreAnswer::Done))] => {}
+                    [Ok(Answer::Ticked(ticked))] => {
+                        assert_eq!((ticked.round, ticked.fate), (1, Fate::Accepted), "seed {seed}")
+                    }
+                    [Ok(Answer::Store(StoreAnswer::Value(Some(value))))] => assert_eq!(value, b"v", "seed {seed}"),
                     answers => panic!("seed {seed}: {}: {answers:?}", node.name()),
                 }
             }
@@ -547,7 +551,7 @@ impl Node {
         }
     }
 
-    /// A worker declares, adds to a number of the store, and reads a key that every worker puts. When all of this was answered, it waits at
+    /// A worker declares, adds to a number of the store, reads a key that every worker puts, and ticks a clock. When all of this was answered, it waits at
     /// a barrier, declares the name anew, waits at a barrier of the same name, and leaves.
     fn hear(&mut self, now: Time, event: MemberEvent, last_end: &mut Time) {
         match event {
@@ -556,8 +560,11 @@ impl Node {
                 let adds = vec![StoreAsk::Add { key: "n".to_owned(), amount: 1 }; ADDS];
                 let get = StoreAsk::Get { key: "k".to_owned(), wait: Some(Duration::ZERO) };
                 let put = StoreAsk::Put { key: "k".to_owned(), value: b"v".to_vec(), expected: None };
-                for ask in adds.into_iter().chain([get, put]) {
-                    let request = self.member.ask_store(now, ask, Patience::Named(Duration::from_secs(60)));
+                let mode = Mode { clock: Some(ClockKey::of("c")), .."sync".parse().expect("a mode") };
+                let tick = Tick { clock: "c".to_owned(), mode, round: 1, wait: Some(Duration::ZERO) };
+                let asks = adds.into_iter().chain([get, put]).map(Ask::from).chain([Ask::Tick(tick)]);
+                for ask in asks {
+                    let request = self.member.ask_coordinator(now, ask, Patience::Named(Duration::from_secs(60)));
                     self.answers.insert(request, Vec::new());
                 }
             }
@@ -567,7 +574,7 @@ impl Node {
                     self.arrive(now);
                 }
             }
-            MemberEvent::StoreDone { request, outcome } => {
+            MemberEvent::Answered { request, outcome } => {
                 self.answers.get_mut(&request).expect("it was asked").push(outcome);
                 let is_declared =
                     self.outcomes.len() == 1 && self.outcomes.values().all(|outcomes| outcomes[..] == [Ok(())]);
@@ -593,6 +600,7 @@ impl Node {
             | MemberEvent::WorkersKey(_)
             | MemberEvent::View(_)
             | MemberEvent::Ended { .. }
+            | MemberEvent::Close(_)
             | MemberEvent::Forget { .. }
             | MemberEvent::Boundary { .. }
             | MemberEvent::Passed { .. }

@@ -60,6 +60,7 @@ pub(super) fn lasts(frame: &Frame) -> bool {
             Frame::Declare { .. }
                 | Frame::Undeclare { .. }
                 | Frame::Barrier { .. }
+                | Frame::Tick { .. }
                 | Frame::Steps(_)
                 | Frame::Leave
                 | Frame::Fail { .. }

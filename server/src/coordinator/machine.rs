@@ -8,8 +8,9 @@ use gradlane_core::types::{Epoch, Incarnation, LinkId, Machines, Member, NodeId,
 use gradlane_core::wire::frame::{Join, Status};
 use gradlane_core::wire::{Frame, limits};
 
-use super::barrier::{Arrival, Barriers};
+use super::barrier::Barriers;
 use super::boundaries::Boundaries;
+use super::clocks::Clocks;
 use super::connections::{Connections, Link};
 use super::endings::{Endings, Waiting};
 use super::health::FailureDetector;
@@ -37,6 +38,7 @@ mod restoring;
 mod stepping;
 mod storing;
 mod telling;
+mod ticking;
 
 /// The job's single decider.
 ///
@@ -64,6 +66,7 @@ pub struct Coordinator {
     roster: Roster,
     failure_detector: FailureDetector,
     barriers: Barriers,
+    clocks: Clocks,
     boundaries: Boundaries,
     /// What the workers were told last of a boundary.
     last_passed: Option<Frame>,
@@ -105,6 +108,7 @@ impl Coordinator {
             roster: Roster::new(size),
             failure_detector: FailureDetector::new(config.suspect_timeout, config.dead_timeout),
             barriers: Barriers::new(config.workers, config.defect),
+            clocks: Clocks::new(config.workers, told_for(&config)),
             boundaries: Boundaries::new(
                 config.boundary_timeout,
                 config.leave_grace,
@@ -122,7 +126,7 @@ impl Coordinator {
             again: None,
             farewells: BTreeMap::new(),
             registry: None,
-            endings: endings(&config, config.workers),
+            endings: Endings::new(config.workers, told_for(&config), config.defect),
             stalls: Stalls::new(config.stall_interval),
             config,
         }
@@ -143,7 +147,12 @@ impl Coordinator {
             Stage::Forming { until } => Some(silence.map_or(until, |due| due.min(until))),
             Stage::Running => {
                 let placement = self.registry.as_ref().and_then(Registry::poll_timeout);
-                let asked = [self.barriers.poll_timeout(), self.store.poll_timeout(), self.boundaries.poll_timeout()];
+                let asked = [
+                    self.barriers.poll_timeout(),
+                    self.clocks.poll_timeout(),
+                    self.store.poll_timeout(),
+                    self.boundaries.poll_timeout(),
+                ];
                 asked.into_iter().chain([silence, placement, self.recovery.poll_timeout()]).flatten().min()
             }
             Stage::Closing { until, .. } => Some(until),
@@ -229,14 +238,9 @@ impl Coordinator {
                 self.handle_undeclare(now, link, identity, request, &names);
             }
             (Frame::Barrier { request, name, timeout }, Some(identity)) => {
-                match questions::asking_worker(&self.stage, &self.roster, identity) {
-                    Ok(worker) => {
-                        let answers = self.barriers.arrive(now, Arrival { worker, request, name, timeout });
-                        self.answer(answers);
-                    }
-                    Err(error) => self.connections.send(link, Frame::BarrierDone { request, outcome: Err(error) }),
-                }
+                self.handle_barrier(now, link, identity, request, name, timeout);
             }
+            (Frame::Tick { request, tick }, Some(identity)) => self.handle_tick(now, link, identity, request, tick),
             (Frame::Store { request, ask }, Some(identity)) => self.handle_store(now, link, identity, request, ask),
             (Frame::Steps(report), Some(identity)) => self.handle_steps(now, link, identity, report),
             (Frame::Holdings(holdings), Some(identity)) => self.handle_holdings(now, identity, holdings),
@@ -256,6 +260,8 @@ impl Coordinator {
                 | Frame::Forget { .. }
                 | Frame::BarrierDone { .. }
                 | Frame::StoreDone { .. }
+                | Frame::Ticked { .. }
+                | Frame::Close(_)
                 | Frame::Boundary { .. }
                 | Frame::Passed { .. }
                 | Frame::Restore { .. }
@@ -298,7 +304,8 @@ impl Coordinator {
                 let silent = self.failure_detector.sweep(now, &mut self.roster);
                 self.handle_silence(now, silent);
                 let is_late = |due: Option<Time>| due.is_some_and(|at| at <= now);
-                if is_late(self.barriers.poll_timeout()) || is_late(self.boundaries.poll_timeout()) {
+                let lasting = [self.barriers.poll_timeout(), self.boundaries.poll_timeout()];
+                if lasting.into_iter().any(is_late) {
                     self.write_down(Entry::Late { at: now });
                 }
                 self.expire(now);
@@ -316,6 +323,8 @@ impl Coordinator {
     fn expire(&mut self, now: Time) {
         let answers = self.barriers.expire(now);
         self.answer(answers);
+        let late = self.clocks.expire(now);
+        self.tell_ticked(late);
         let replies = self.store.expire(now);
         self.reply(replies);
         self.expire_steps(now);
@@ -432,6 +441,8 @@ impl Coordinator {
         if let Err(cause) = &outcome {
             let answers = self.barriers.fail_all(cause);
             self.answer(answers);
+            let failed = self.clocks.fail_all(cause);
+            self.tell_ticked(failed);
             let replies = self.store.fail_all(cause);
             self.reply(replies);
         }
@@ -480,7 +491,7 @@ impl Coordinator {
 }
 
 /// What a job of so many workers remembers of names that ended.
-fn endings(config: &CoordinatorConfig, workers: u32) -> Endings {
-    // Twice, because the end of a connection may be noticed late.
-    Endings::new(workers, config.dead_timeout * 2, config.defect)
+/// How long servers are told what they may have missed: twice as long as they may be away, because the end of a connection may be noticed late.
+fn told_for(config: &CoordinatorConfig) -> std::time::Duration {
+    config.dead_timeout * 2
 }

@@ -16,7 +16,7 @@
 //! | `health` | which member is suspect or dead by silence |
 //! | `registry` | which declarations agree |
 //! | `machine::declaring`, `endings` | what it means that a worker declares names or undeclares them; when a name ends |
-//! | `barrier` | which barriers are complete |
+//! | `machine::ticking`, `barrier`, `clocks` | which barriers are complete, how far workers are, and who closes a round |
 //! | `machine::losing` | which members are lost, by silence or because somebody saw their end |
 //! | `machine::restoring`, `recovery` | who brings which sums of lost servers to other servers |
 //! | `machine::stepping`, `boundaries` | where workers stand between two steps, and which of them leave there |
@@ -42,6 +42,7 @@ use gradlane_core::wire::frame::{Names, Stall};
 mod barrier;
 mod boundaries;
 mod census;
+mod clocks;
 mod connections;
 pub mod driver;
 mod endings;

@@ -121,7 +121,13 @@ impl Work {
                 ..
             }
             | Self::Parameter {
-                step: ValueStep::Change { .. } | ValueStep::Forget { .. } | ValueStep::Answer { .. } | ValueStep::Drop,
+                step:
+                    ValueStep::Change { .. }
+                    | ValueStep::Keep { .. }
+                    | ValueStep::Merge { .. }
+                    | ValueStep::Forget { .. }
+                    | ValueStep::Answer { .. }
+                    | ValueStep::Drop,
                 ..
             } => None,
         }
@@ -145,7 +151,13 @@ impl Work {
                 ..
             }
             | Self::Parameter {
-                step: ValueStep::Receive { .. } | ValueStep::Change { .. } | ValueStep::Forget { .. } | ValueStep::Drop,
+                step:
+                    ValueStep::Receive { .. }
+                    | ValueStep::Change { .. }
+                    | ValueStep::Keep { .. }
+                    | ValueStep::Merge { .. }
+                    | ValueStep::Forget { .. }
+                    | ValueStep::Drop,
                 ..
             } => None,
         }

@@ -204,6 +204,7 @@ impl Node {
             }
             MemberEvent::View(view) => self.follow(view),
             MemberEvent::Ended { keys, below } => keys.into_iter().for_each(|key| self.end_name(key, below)),
+            MemberEvent::Close(closing) => self.services.handle_close(&closing, &mut self.budget),
             MemberEvent::Forget { key, error } => {
                 let parts = PartId { key, index: 0 }..=PartId { key, index: u32::MAX };
                 self.services.handle_over(parts, &error, &mut self.budget);
@@ -227,7 +228,7 @@ impl Node {
             MemberEvent::StallNotice { .. }
             | MemberEvent::Declared { .. }
             | MemberEvent::BarrierDone { .. }
-            | MemberEvent::StoreDone { .. }
+            | MemberEvent::Answered { .. }
             | MemberEvent::Boundary { .. }
             | MemberEvent::Passed { .. }
             | MemberEvent::Restore { .. }

@@ -237,7 +237,8 @@ fn follow(plane: &Arc<DataPlane>, event: MemberEvent) {
         | MemberEvent::StallNotice { .. }
         | MemberEvent::Declared { .. }
         | MemberEvent::BarrierDone { .. }
-        | MemberEvent::StoreDone { .. }
+        | MemberEvent::Close(_)
+        | MemberEvent::Answered { .. }
         | MemberEvent::Boundary { .. }
         | MemberEvent::Passed { .. }
         | MemberEvent::Restore { .. }

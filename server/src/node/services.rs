@@ -7,7 +7,7 @@ use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use gradlane_core::error::{Error, Result};
-use gradlane_core::types::{ExchangeId, PartId, Round, TensorKey, Time, WorkerId};
+use gradlane_core::types::{Closing, ExchangeId, PartId, Round, TensorKey, Time, WorkerId};
 use gradlane_core::wire::{About, Request, Service, Withdraw};
 
 use super::aggregate::Aggregator;
@@ -128,6 +128,11 @@ impl Services {
     pub(super) fn handle_over(&mut self, parts: RangeInclusive<PartId>, error: &Error, budget: &mut Budget) {
         self.sums.handle_over(parts.clone(), error, budget);
         self.parameters.handle_over(parts, error, budget);
+    }
+
+    /// The coordinator has closed a round of a clock.
+    pub(super) fn handle_close(&mut self, closing: &Closing, budget: &mut Budget) {
+        self.parameters.handle_close(closing, budget);
     }
 
     /// A membership that is not older than the present one, and what it means for the work of the one before.

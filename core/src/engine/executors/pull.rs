@@ -27,7 +27,7 @@ pub(super) fn awaited(shared: &Arc<Shared>, task: Task, exchange: ExchangeId) ->
                     Response::Sum(Sum { body, divisor, contributors, .. }) => {
                         Exchanged::Sum { body, divisor, contributors }
                     }
-                    Response::Value(Value { version, .. }) => Exchanged::Value(version),
+                    Response::Value(Value { effect, .. }) => Exchanged::Value(effect),
                 }
             }
             Ok(Answer::Reject(error)) => Exchanged::Rejected(error),

@@ -9,8 +9,8 @@ use super::recovery::{read_sums, write_sums};
 use super::{Forming, Frame, Hold, Join, Progress, Stall, Status};
 use crate::error::Result;
 use crate::types::{
-    Epoch, Holdings, NodeId, PartLayout, Passage, StepReport, StoreAnswer, StoreAsk, TensorKey, TensorSpec, Time, View,
-    WorkersKey,
+    Closing, Epoch, Holdings, NodeId, PartLayout, Passage, StepReport, StoreAnswer, StoreAsk, TensorKey, TensorSpec,
+    Tick, Ticked, Time, View, WorkersKey,
 };
 use crate::wire::codec::{Reader, Writer};
 use crate::wire::limits::{CERTIFICATE_BYTES_MAX, NAME_BYTES_MAX, PARTS_MAX, TENSORS_MAX, TEXT_BYTES_MAX};
@@ -52,6 +52,10 @@ impl Frame {
             }
             Self::Steps(report) => report.write(&mut writer),
             Self::Holdings(holdings) => holdings.write(&mut writer),
+            Self::Tick { request, tick } => {
+                writer.u64(*request);
+                tick.write(&mut writer);
+            }
             Self::Restored { epoch } => epoch.write(&mut writer),
             Self::Stall(stall) => stall.write(&mut writer),
             Self::Leave | Self::StatusRequest | Self::Renew => {}
@@ -95,6 +99,11 @@ impl Frame {
                 writer.u64(*change);
                 write_outcome(&mut writer, outcome, |writer, passage| passage.write(writer));
             }
+            Self::Ticked { request, outcome } => {
+                writer.u64(*request);
+                write_outcome(&mut writer, outcome, |writer, ticked| ticked.write(writer));
+            }
+            Self::Close(closing) => closing.write(&mut writer),
             Self::Restore { epoch, sums, lost } => {
                 epoch.write(&mut writer);
                 write_sums(&mut writer, sums);
@@ -146,6 +155,7 @@ impl Frame {
             kind::STORE => Self::Store { request: reader.u64("request")?, ask: StoreAsk::read(&mut reader)? },
             kind::STEPS => Self::Steps(StepReport::read(&mut reader)?),
             kind::HOLDINGS => Self::Holdings(Holdings::read(&mut reader)?),
+            kind::TICK => Self::Tick { request: reader.u64("request")?, tick: Tick::read(&mut reader)? },
             kind::RESTORED => Self::Restored { epoch: Epoch::read(&mut reader)? },
             kind::STALL => Self::Stall(Stall::read(&mut reader)?),
             kind::LEAVE => Self::Leave,
@@ -183,6 +193,10 @@ impl Frame {
             kind::PASSED => {
                 Self::Passed { change: reader.u64("change")?, outcome: read_outcome(&mut reader, Passage::read)? }
             }
+            kind::TICKED => {
+                Self::Ticked { request: reader.u64("request")?, outcome: read_outcome(&mut reader, Ticked::read)? }
+            }
+            kind::CLOSE => Self::Close(Closing::read(&mut reader)?),
             kind::RESTORE => Self::Restore {
                 epoch: Epoch::read(&mut reader)?,
                 sums: read_sums(&mut reader, "sums to restore")?,
@@ -213,6 +227,7 @@ impl Frame {
             Self::Store { .. } => kind::STORE,
             Self::Steps(_) => kind::STEPS,
             Self::Holdings(_) => kind::HOLDINGS,
+            Self::Tick { .. } => kind::TICK,
             Self::Restored { .. } => kind::RESTORED,
             Self::Stall(_) => kind::STALL,
             Self::Leave => kind::LEAVE,
@@ -231,6 +246,8 @@ impl Frame {
             Self::StoreDone { .. } => kind::STORE_DONE,
             Self::Boundary { .. } => kind::BOUNDARY,
             Self::Passed { .. } => kind::PASSED,
+            Self::Ticked { .. } => kind::TICKED,
+            Self::Close(_) => kind::CLOSE,
             Self::Restore { .. } => kind::RESTORE,
             Self::StallNotice { .. } => kind::STALL_NOTICE,
             Self::Status(_) => kind::STATUS,
@@ -258,6 +275,7 @@ mod kind {
     pub(super) const STEPS: u8 = 13;
     pub(super) const HOLDINGS: u8 = 14;
     pub(super) const RESTORED: u8 = 15;
+    pub(super) const TICK: u8 = 16;
     pub(super) const VIEW: u8 = 129;
     pub(super) const REFUSED: u8 = 130;
     pub(super) const HEARTBEAT_ACK: u8 = 131;
@@ -275,6 +293,8 @@ mod kind {
     pub(super) const BOUNDARY: u8 = 143;
     pub(super) const PASSED: u8 = 144;
     pub(super) const RESTORE: u8 = 145;
+    pub(super) const TICKED: u8 = 146;
+    pub(super) const CLOSE: u8 = 147;
 }
 
 fn write_outcome<T>(writer: &mut Writer, outcome: &Result<T>, ok: impl FnOnce(&mut Writer, &T)) {

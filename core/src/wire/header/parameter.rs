@@ -2,7 +2,7 @@
 
 use super::about::{About, Service};
 use super::sum::Target;
-use crate::types::{Access, DType, Rule, Version};
+use crate::types::{Access, DType, Effect, Mode, Rule, Version};
 
 /// A worker's use of a part of a parameter.
 ///
@@ -22,6 +22,13 @@ pub struct Use {
     pub part_bytes: u64,
     /// The rule of the parameter, as the worker has declared it.
     pub rule: Option<Rule>,
+    /// The mode of the parameter, as the worker has declared it.
+    pub mode: Mode,
+    /// Where the clock of the mode stands: of a gradient, the round to which it belongs; otherwise the rounds that this worker has finished,
+    /// whose changes a value must have. 0 without a clock.
+    pub round_of_clock: u64,
+    /// The version from which a change was computed: the latest one that this worker has read. 0 if it has read none.
+    pub basis: Version,
     /// What follows.
     pub sent: Sent,
 }
@@ -47,8 +54,8 @@ pub enum Sent {
 pub struct Value {
     /// What it is about.
     pub target: Target,
-    /// The version that a change made; of a pull, the version that it read. With a value it is the version of that value.
-    pub version: Version,
+    /// What it has come to. With a value, its version is that of the value.
+    pub effect: Effect,
     /// Bytes of the value; 0 if it was not asked for.
     pub part_bytes: u64,
     /// Whether the CRC-32C of the value follows it, as 4 bytes in little-endian order.

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::pipeline::{Duty, Route};
-use crate::types::{Access, Update, Version};
+use crate::types::{Access, Effect, Update, Version};
 use crate::wire::{Sent, Use};
 
 const ADD: Update = Update::Add;
@@ -25,8 +25,13 @@ fn each_use_says_what_the_server_is_to_do_and_the_handle_hears_the_version() {
         world.worker.end_push(world.now, task);
         assert!(world.worker.scheduler.is_last(task));
         assert_eq!(landing, if receives { Landing::InPlace } else { Landing::Nowhere });
-        world.worker.handle_pulled(world.now, task, Exchanged::Value(Version(4)));
-        let end = Command::Resolve { submission: id, tensors: 1, version: Some(Version(4)), outcome: Ok(()) };
+        world.worker.handle_pulled(world.now, task, Exchanged::Value(Effect::accepted(Version(4))));
+        let end = Command::Resolve {
+            submission: id,
+            tensors: 1,
+            effect: Some(Effect::accepted(Version(4))),
+            outcome: Ok(()),
+        };
         assert_eq!(world.commands()[..2], [Command::Release(task), end]);
     }
 }
@@ -42,7 +47,7 @@ fn uses_of_one_parameter_go_one_after_the_other_in_their_order() {
         let (task, header) = world.pushed();
         assert_eq!((header.target.round.0, header.access), (round as u64, access));
         assert_eq!(world.worker.take(world.now, Stage::Push), None, "the next one waits for its answer");
-        world.worker.handle_pulled(world.now, task, Exchanged::Value(Version(1)));
+        world.worker.handle_pulled(world.now, task, Exchanged::Value(Effect::accepted(Version(1))));
         world.commands();
     }
 }
@@ -96,7 +101,7 @@ fn ranks_of_one_machine_talk_to_the_server_each_by_itself_and_connect_for_the_fi
     world.declared(request, &tensors);
     let (task, header) = world.pushed();
     assert_eq!(header.access, Access::Pull);
-    world.worker.handle_pulled(world.now, task, Exchanged::Value(Version(1)));
+    world.worker.handle_pulled(world.now, task, Exchanged::Value(Effect::accepted(Version(1))));
     assert!(world.commands().iter().any(|command| matches!(command, Command::Resolve { outcome: Ok(()), .. })));
 }
 
@@ -151,7 +156,7 @@ impl World {
 
     fn ask_with(&mut self, access: Access, in_place: bool) -> u64 {
         let spec = TensorSpec::parameter("p", DType::F32, vec![4]);
-        let terms = Terms { demand: Demand::Access(access), timeout: None };
+        let terms = Terms { demand: Demand::Access { access, round_of_clock: 0 }, timeout: None };
         self.worker.submit(self.now, &spec, Tensor { in_place, ..tensor(&spec, None) }, terms)
     }
 

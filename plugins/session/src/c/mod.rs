@@ -22,16 +22,18 @@ mod table;
 mod told;
 
 pub use gradlane_abi::{
-    GRADLANE_ABI_VERSION, GRADLANE_FOREVER, GradlaneAccess, GradlaneCallback, GradlaneDtype, GradlaneError,
-    GradlaneMemory, GradlaneOp, GradlaneOperation, GradlaneParameterUse, GradlaneSession, GradlaneSetting,
-    GradlaneStatus, GradlaneStep, GradlaneSubmission, GradlaneTensor,
+    GRADLANE_ABI_VERSION, GRADLANE_FOREVER, GradlaneAccess, GradlaneCallback, GradlaneDtype, GradlaneEffect,
+    GradlaneError, GradlaneFate, GradlaneMemory, GradlaneOp, GradlaneOperation, GradlaneParameterUse, GradlaneSession,
+    GradlaneSetting, GradlaneStatus, GradlaneStep, GradlaneSubmission, GradlaneTensor, GradlaneTicked,
 };
 pub use lent::{LentSession, engine_table, failure};
 pub use operations::{
     gradlane_cancel, gradlane_poll, gradlane_push_pull, gradlane_release, gradlane_submit, gradlane_submit_all,
     gradlane_wait,
 };
-pub use parameters::{gradlane_access, gradlane_operation_version, gradlane_wait_any};
+pub use parameters::{
+    gradlane_access, gradlane_operation_effect, gradlane_operation_version, gradlane_tick, gradlane_wait_any,
+};
 pub use sessions::{
     gradlane_abi_version, gradlane_barrier, gradlane_declare, gradlane_in_doubt, gradlane_init, gradlane_metrics,
     gradlane_rank, gradlane_shutdown, gradlane_size, gradlane_undeclare, gradlane_version,

@@ -2,11 +2,12 @@
 #![expect(unsafe_code, reason = "functions that C calls")]
 #![expect(clippy::missing_safety_doc, reason = "one contract for all functions, in the documentation of the folder")]
 
+use std::ffi::c_char;
 use std::ptr::null;
 use std::time::Duration;
 
 use gradlane_core::engine::ParameterUse;
-use gradlane_core::types::{Priority, TensorKind, TensorSpec};
+use gradlane_core::types::{ClockKey, Effect, Mode, Priority, TensorKind, TensorSpec, Tick, Ticked};
 use gradlane_core::{Error, Result};
 
 use super::answer::answer;
@@ -16,8 +17,8 @@ use super::sessions::{Member, member};
 use crate::operation::wait_any;
 use crate::reduction::access_of;
 use gradlane_abi::{
-    GRADLANE_FOREVER, GradlaneAccess, GradlaneError, GradlaneOperation, GradlaneParameterUse, GradlaneSession,
-    GradlaneStatus, GradlaneTensor,
+    GRADLANE_FOREVER, GradlaneAccess, GradlaneEffect, GradlaneError, GradlaneOperation, GradlaneParameterUse,
+    GradlaneSession, GradlaneStatus, GradlaneTensor, GradlaneTicked,
 };
 
 /// Uses a parameter, and returns at once. A parameter is a tensor that servers keep. Each worker changes it and reads it by itself, and
@@ -65,16 +66,40 @@ pub unsafe extern "C" fn gradlane_operation_version(
     error: *mut GradlaneError,
 ) -> GradlaneStatus {
     let call = || {
-        let found = find(operation)?.version().ok_or_else(|| Error::FailedPrecondition {
-            what: format!("operation {operation:#x} tells no version"),
-            hint: "ask for that of a use of a parameter, after it has ended well".to_owned(),
-        })?;
+        let found = effect_of(operation)?;
         // SAFETY: promised by the caller of this function.
-        unsafe { write(version, "version", found.0) }?;
+        unsafe { write(version, "version", found.version.0) }?;
         Ok(GradlaneStatus::Ok)
     };
     // SAFETY: promised by the caller of this function.
     unsafe { answer(error, call) }
+}
+
+/// Writes what the use of a parameter has come to.
+///
+/// Fails with `GRADLANE_STATUS_FAILED_PRECONDITION` if the operation has not ended well, or is a reduction.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gradlane_operation_effect(
+    operation: GradlaneOperation,
+    effect: *mut GradlaneEffect,
+    error: *mut GradlaneError,
+) -> GradlaneStatus {
+    let call = || {
+        let Effect { version, fate, lag } = effect_of(operation)?;
+        let told = GradlaneEffect { version: version.0, fate: u32::from(fate.code()), lag };
+        // SAFETY: promised by the caller of this function.
+        unsafe { write(effect, "effect", told) }?;
+        Ok(GradlaneStatus::Ok)
+    };
+    // SAFETY: promised by the caller of this function.
+    unsafe { answer(error, call) }
+}
+
+fn effect_of(operation: GradlaneOperation) -> Result<Effect> {
+    find(operation)?.effect().ok_or_else(|| Error::FailedPrecondition {
+        what: format!("operation {operation:#x} tells no version"),
+        hint: "ask for that of a use of a parameter, after it has ended well".to_owned(),
+    })
 }
 
 /// Waits until one of `count` operations has ended, well or not, at most `timeout_ms`. `GRADLANE_FOREVER` waits until then, which the job's
@@ -112,6 +137,50 @@ pub unsafe extern "C" fn gradlane_wait_any(
     unsafe { answer(error, call) }
 }
 
+/// Finishes round `round` of the clock `clock`, and waits until this worker may begin its next round, at most `timeout_ms`; 0 takes the job's
+/// step timeout. All changes of the round must have ended before. `mode` is the mode of the parameters that follow the clock, equal on all
+/// workers. Saying a round again is the same tick, so that a wait that was too short can go on.
+///
+/// `ticked` receives where the worker stands. With `waits` 0, the call does not wait for others; a mode with rounds does not allow that.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gradlane_tick(
+    session: GradlaneSession,
+    clock: *const c_char,
+    mode: *const c_char,
+    round: u64,
+    waits: u32,
+    timeout_ms: u64,
+    ticked: *mut GradlaneTicked,
+    error: *mut GradlaneError,
+) -> GradlaneStatus {
+    let call = || {
+        present(ticked, "ticked")?;
+        let member = member(session)?;
+        // SAFETY: promised by the caller of this function.
+        let (name, mode) = unsafe { (text(clock, "the clock")?.to_owned(), mode_of(mode, clock)?) };
+        let tick = Tick { clock: name, mode, round, wait: (waits != 0).then_some(Duration::ZERO) };
+        let Ticked { round, step, ahead, fate } = member.job.session().tick(tick, limit(timeout_ms))?;
+        let told = GradlaneTicked { round, step, ahead, fate: u64::from(fate.code()) };
+        // SAFETY: promised by the caller of this function.
+        unsafe { write(ticked, "ticked", told) }?;
+        Ok(GradlaneStatus::Ok)
+    };
+    // SAFETY: promised by the caller of this function.
+    unsafe { answer(error, call) }
+}
+
+/// A mode by its text and the name of its clock; each may be null.
+///
+/// # Safety
+/// Both are null, or texts that end with a zero.
+unsafe fn mode_of(mode: *const c_char, clock: *const c_char) -> Result<Mode> {
+    // SAFETY: promised by the caller of this function.
+    let read = |given: *const c_char, what| (!given.is_null()).then(|| unsafe { text(given, what) }).transpose();
+    let mode = read(mode, "the mode")?.map_or(Ok(Mode::ASYNC), |mode| mode.parse::<Mode>())?;
+    let clock = read(clock, "the clock")?.map(|name| ClockKey::of(&name));
+    Mode { clock, ..mode }.check()
+}
+
 /// The engine's form of a use.
 ///
 /// # Safety
@@ -123,6 +192,8 @@ unsafe fn asked(member: &Member, given: &GradlaneParameterUse) -> Result<Paramet
     let TensorSpec { name, dtype, shape, .. } = unsafe { tensor(&described) }?;
     // SAFETY: promised by the caller of this function.
     let rule = (!given.rule.is_null()).then(|| unsafe { text(given.rule, "the rule") }).transpose()?;
+    // SAFETY: promised by the caller of this function.
+    let mode = unsafe { mode_of(given.mode, given.clock) }?;
     let access = GradlaneAccess::from_code(given.access).map(access_of).ok_or_else(|| Error::InvalidArgument {
         what: format!("tensor {name}: access {}", given.access),
         hint: "use a value of GradlaneAccess".to_owned(),
@@ -143,7 +214,8 @@ unsafe fn asked(member: &Member, given: &GradlaneParameterUse) -> Result<Paramet
         (memory, into.transpose()?)
     };
     let (priority, timeout) = (Priority(given.priority), limit(given.timeout_ms));
-    let kind = TensorKind::Parameter { rule: rule.map(|rule| rule.parse()).transpose()? };
+    let kind = TensorKind::Parameter { rule: rule.map(|rule| rule.parse()).transpose()?, mode };
     let tensor = TensorSpec { kind, ..TensorSpec::parameter(name, dtype, shape) };
-    Ok(ParameterUse { tensor, access, memory, into, priority, timeout })
+    let round_of_clock = given.round_of_clock;
+    Ok(ParameterUse { tensor, access, round_of_clock, memory, into, priority, timeout })
 }

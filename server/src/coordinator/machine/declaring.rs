@@ -62,6 +62,9 @@ impl Coordinator {
         for ended in self.endings.lately() {
             self.connections.send(link, frame(ended));
         }
+        for closing in self.clocks.told() {
+            self.connections.send(link, Frame::Close(closing.clone()));
+        }
     }
 
     fn declare(&mut self, now: Time, link: LinkId, worker: WorkerId, request: u64, declaration: &Waiting) {

@@ -38,6 +38,8 @@ impl Coordinator {
                     Policy::Abort => {
                         let answers = self.barriers.break_all(who);
                         self.answer(answers);
+                        let turn = self.clocks.leave(now, left);
+                        self.turn_clocks(turn);
                         if self.roster.all_workers_left() {
                             self.end(now, Ok(()));
                         }
@@ -82,6 +84,8 @@ impl Coordinator {
         let workers: WorkerSet = view.workers().map(|member| WorkerId(member.index)).collect();
         self.broadcast(&Frame::View(view));
         self.store.keep_workers(&workers);
+        let turn = self.clocks.set_due(now, workers.clone());
+        self.turn_clocks(turn);
         let answers = self.barriers.set_due(workers);
         self.answer(answers);
         self.end_names_without_lost(now);

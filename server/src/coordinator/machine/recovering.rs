@@ -236,6 +236,7 @@ impl Coordinator {
     pub(in crate::coordinator) fn wait_again(&mut self, now: Time) {
         self.boundaries.wait_again(now);
         self.barriers.wait_again();
+        self.clocks.wait_again();
     }
 
     /// This coordinator was asleep. What members have said since waits in its sockets, and others have to connect again, so nothing ends because
@@ -243,6 +244,7 @@ impl Coordinator {
     pub(super) fn wake_up(&mut self, now: Time) {
         let until = now + verdict_time(self.config.dead_timeout);
         self.barriers.be_patient(until);
+        self.clocks.be_patient(until);
         self.store.be_patient(until);
         self.boundaries.wait_again(now);
         self.recovery.wait_again(now);
@@ -258,7 +260,16 @@ impl Coordinator {
         let names = (&self.registry, &self.endings);
         format!(
             "{:#?}",
-            (self.epoch, self.view().phase, seats, &self.barriers, &self.boundaries, &self.last_passed, names)
+            (
+                self.epoch,
+                self.view().phase,
+                seats,
+                &self.barriers,
+                &self.clocks,
+                &self.boundaries,
+                &self.last_passed,
+                names
+            )
         )
     }
 

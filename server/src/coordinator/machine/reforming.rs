@@ -10,9 +10,11 @@ use gradlane_core::types::{Incarnation, LinkId, Member, Passage, Phase, Role, Ti
 use gradlane_core::wire::Frame;
 use gradlane_core::wire::frame::{Forming, Health, Join, Names};
 
-use super::{Coordinator, endings};
+use super::{Coordinator, told_for};
 use crate::coordinator::Event;
 use crate::coordinator::barrier::Barriers;
+use crate::coordinator::clocks::Clocks;
+use crate::coordinator::endings::Endings;
 use crate::coordinator::journal::Entry;
 use crate::coordinator::registry::Registry;
 use crate::coordinator::roster::{Change, Identity, Roster, Seat, Size, take_out};
@@ -240,7 +242,8 @@ impl Coordinator {
     /// Makes what counts the workers, which are `workers` now.
     pub(super) fn count_workers(&mut self, workers: u32) {
         self.barriers = Barriers::new(workers, self.config.defect);
-        self.endings = endings(&self.config, workers);
+        self.clocks = Clocks::new(workers, told_for(&self.config));
+        self.endings = Endings::new(workers, told_for(&self.config), self.config.defect);
     }
 }
 

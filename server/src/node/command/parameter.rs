@@ -1,9 +1,10 @@
 //! The steps of the part of a parameter.
 
-use gradlane_core::types::{DType, ExchangeId, Rule};
+use gradlane_core::types::{DType, ExchangeId, Rule, WorkerId};
 use gradlane_core::wire::Value;
 
-/// A step in the life of a part: `Receive`, then `Change` or `Forget`, for any number of exchanges at once, with `Answer` in between; `Drop`.
+/// A step in the life of a part: `Receive`, then `Change`, `Keep` or `Forget`, for any number of exchanges at once, with `Answer` and `Merge`
+/// in between; `Drop`.
 #[derive(Clone, PartialEq, Debug)]
 pub enum ValueStep {
     /// Take the body of a change from what `exchange` brings, beside the value. There is a receipt when all of it came.
@@ -23,6 +24,31 @@ pub enum ValueStep {
         rule: Option<Rule>,
         /// How the value changes.
         change: Change,
+        /// By what the body is multiplied first.
+        factor: f64,
+    },
+    /// Keep the gradient that `exchange` brought whole until its round is over.
+    Keep {
+        /// What brought it.
+        exchange: ExchangeId,
+        /// The round of the clock.
+        round: u64,
+        /// Whose it is.
+        worker: WorkerId,
+    },
+    /// A round is over: apply the rule to the sum of these gradients of it over `divisor`, in this order, if there are any. Drop all that is kept
+    /// of this round and of earlier ones.
+    Merge {
+        /// The round of the clock.
+        round: u64,
+        /// Whose gradients.
+        gradients: Vec<WorkerId>,
+        /// What their sum is divided by.
+        divisor: f64,
+        /// The element type of the part.
+        dtype: DType,
+        /// The rule of the parameter.
+        rule: Rule,
     },
     /// Drop what `exchange` has brought.
     Forget {

@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use gradlane_core::error::Error;
 use gradlane_core::types::{
-    Access, DType, Defect, ExchangeId, NodeId, PartId, Round, Rule, TensorKey, Time, Update, Version, WorkerId, planted,
+    Access, ClockKey, DType, Defect, Effect, ExchangeId, Fate, Mode, NodeId, PartId, Round, Rule, TensorKey, Time,
+    Update, Version, WorkerId, planted,
 };
 use gradlane_core::wire::{About, Target, Use, Value};
 
@@ -24,6 +25,8 @@ pub(in crate::node) struct Parameters {
     /// Every part has a value, or the body of an init is on its way.
     pub(super) parts: BTreeMap<PartId, Part>,
     pub(super) exchanges: BTreeMap<ExchangeId, Exchange>,
+    /// Of each clock, the last round that was closed.
+    pub(super) closed: BTreeMap<ClockKey, u64>,
     /// The error for new uses since the server drains.
     pub(super) draining: Option<Error>,
     last: Option<(TensorKey, Round)>,
@@ -41,6 +44,8 @@ pub(super) struct Part {
     pub(super) booked: u64,
     /// The latest change of each worker that was done.
     pub(super) ledger: BTreeMap<NodeId, Done>,
+    /// The gradients of rounds that are open, with the bytes that are booked for them.
+    pub(super) kept: BTreeMap<(u64, WorkerId), u64>,
     /// Its exchanges, by worker.
     pub(super) open: BTreeSet<(NodeId, ExchangeId)>,
 }
@@ -52,6 +57,7 @@ pub(super) struct Claim {
     pub(super) dtype: DType,
     pub(super) bytes: u64,
     pub(super) rule: Option<Rule>,
+    pub(super) mode: Mode,
 }
 
 /// A change that was done.
@@ -59,8 +65,8 @@ pub(super) struct Claim {
 pub(super) struct Done {
     /// The use of the worker.
     pub(super) round: Round,
-    /// What it made.
-    pub(super) version: Version,
+    /// What it has come to.
+    pub(super) effect: Effect,
 }
 
 /// An exchange that is neither rejected nor known to be answered.
@@ -78,12 +84,15 @@ pub(super) struct Exchange {
 /// ```text
 ///   a change ──► Landing ──all of its body came──► Answering ──answered──► (gone)
 ///   a pull, a repeat, an init of what has a value ──┘
+///   a pull of a round that is not closed here yet ──► Early ──closed──► Answering
 ///   any ──rejected, torn──► (gone)
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum State {
     /// The driver has a route for its body.
     Landing,
+    /// It waits until the rounds are closed that its worker knows of.
+    Early,
     Answering,
 }
 
@@ -95,6 +104,7 @@ impl Parameters {
             membership: None,
             parts: BTreeMap::new(),
             exchanges: BTreeMap::new(),
+            closed: BTreeMap::new(),
             draining: None,
             last: None,
             commands: VecDeque::new(),
@@ -187,6 +197,7 @@ impl Parameters {
             }
             Succession::End(_) if planted(self.config.defect, Defect::ValuesKept) => {}
             Succession::End(error) => {
+                self.closed.clear();
                 while let Some(part) = self.parts.keys().next().copied() {
                     self.forget_part(part, error, budget);
                 }
@@ -220,11 +231,14 @@ impl Parameters {
         self.last
     }
 
-    /// The body of a change is whole: does the change, and answers.
+    /// The body of a change is whole: does the change, or keeps it for its round, or drops it, and answers.
     fn apply(&mut self, exchange: ExchangeId, budget: &mut Budget) {
-        self.commands.push_back(Command::Unroute { exchange });
+        if self.keeps(exchange) {
+            return self.keep(exchange, budget);
+        }
         let Exchange { sender, header, booked, .. } = self.exchanges[&exchange];
         let Target { part: id, round, .. } = header.target;
+        self.commands.push_back(Command::Unroute { exchange });
         let part = self.parts.get_mut(&id).expect("it has an exchange");
         let bytes = part.claim.bytes;
         let (is_first, defect) = (part.version == Version(0), self.config.defect);
@@ -236,19 +250,23 @@ impl Parameters {
             // Another worker's came first.
             Access::Init | Access::Pull => None,
         };
+        let (fate, lag, factor) = part.judge(&header, change);
+        let change = change.filter(|_| fate != Fate::DiscardedStale);
         let step = match change {
             Some(change) => {
                 let is_kept = change == Change::Add && planted(defect, Defect::VersionKept);
                 part.version = Version(part.version.0 + u64::from(!is_kept));
-                part.ledger.insert(sender.node, Done { round, version: part.version });
                 self.last = Some((id.key, round));
-                ValueStep::Change { exchange, dtype: part.claim.dtype, rule: part.claim.rule, change }
+                ValueStep::Change { exchange, dtype: part.claim.dtype, rule: part.claim.rule, change, factor }
             }
             None => ValueStep::Forget { exchange },
         };
+        let effect = Effect { version: part.version, fate, lag };
+        if change.is_some() || fate == Fate::DiscardedStale {
+            part.ledger.insert(sender.node, Done { round, effect });
+        }
         // The body has become the value. What was booked for it is booked for the first value from now on, or for the answer: that may hold
         // blocks of this value when it is an earlier one.
-        let version = part.version;
         let kept = if header.access.receives() { bytes } else { 0 };
         if change.is_some() && is_first {
             part.booked = booked;
@@ -259,18 +277,18 @@ impl Parameters {
         let entry = self.exchanges.get_mut(&exchange).expect("its body was on its way");
         (entry.state, entry.booked) = (State::Answering, kept);
         if planted(defect, Defect::ValueBeforeChange) && !is_first {
-            self.answer(exchange, &header, version);
+            self.answer(exchange, &header, effect);
             return self.step(id, step);
         }
         self.step(id, step);
-        self.answer(exchange, &header, version);
+        self.answer(exchange, &header, effect);
     }
 
-    pub(super) fn answer(&mut self, exchange: ExchangeId, header: &Use, version: Version) {
+    pub(super) fn answer(&mut self, exchange: ExchangeId, header: &Use, effect: Effect) {
         let part_bytes = if header.access.receives() { header.part_bytes } else { 0 };
         let epoch = self.membership.as_ref().map_or(header.target.epoch, |ours| ours.epoch);
         let target = Target { epoch, ..header.target };
-        let header = Value { target, version, part_bytes, checksum: header.is_checked() && part_bytes > 0 };
+        let header = Value { target, effect, part_bytes, checksum: header.is_checked() && part_bytes > 0 };
         self.step(target.part, ValueStep::Answer { exchange, header });
     }
 
@@ -303,7 +321,7 @@ impl Parameters {
 
     fn drop_part(&mut self, id: PartId, budget: &mut Budget) {
         if let Some(part) = self.parts.remove(&id) {
-            budget.give_back(part.booked);
+            budget.give_back(part.booked + part.kept.values().sum::<u64>());
             self.step(id, ValueStep::Drop);
         }
     }

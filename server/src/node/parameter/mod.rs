@@ -13,16 +13,23 @@
 //! at once, in one step of the part's lane. A body that breaks off has changed nothing, so its repeat begins anew. An answer holds the
 //! blocks of one version, which are shared and never written. So nobody reads half of a change.
 //!
-//! **Memory.** Booked are: each value; each body that is on its way; and for each answer with a value as many bytes again, until it was
+//! **Modes.** A change whose mode bounds its staleness is judged by its lag when it came whole. A gradient of a mode with rounds is kept; when
+//! the coordinator has closed its round, those of the workers that closed it are added up, in the order of their ranks, the rule is applied
+//! once, and all others of this round go. A pull by a worker that knows of more closed rounds than this server waits for the news.
+//!
+//! **Memory.** Booked are: each value; each body that is on its way, or kept for its round; and for each answer with a value as many bytes again, until it was
 //! handed over, because it may hold the blocks of an earlier version.
 
 mod machine;
 mod opening;
 mod refusals;
+mod rounds;
 mod values;
 
 #[cfg(test)]
 mod random_tests;
+#[cfg(test)]
+mod round_tests;
 #[cfg(test)]
 pub(super) mod tests;
 

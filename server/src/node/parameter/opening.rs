@@ -5,7 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use gradlane_core::error::Result;
 use gradlane_core::reduce::OptimizerState;
 use gradlane_core::types::{
-    Access, Declared, Defect, ExchangeId, Extent, PartId, Participants, Round, TensorKind, Time, Version, planted,
+    Access, Declared, Defect, Effect, ExchangeId, Extent, PartId, Participants, Round, TensorKind, Time, Version,
+    planted,
 };
 use gradlane_core::wire::{Sent, Target, Use};
 
@@ -33,8 +34,8 @@ impl Parameters {
         match done {
             Some(done) if round < done.round => return Err(out_of_order(sender.worker, round, done.round)),
             Some(done) if round == done.round && !planted(self.config.defect, Defect::ChangeRepeated) => {
-                let version = done.version;
-                return self.answer_at_once(now, sender, exchange, header, version, budget);
+                let effect = done.effect;
+                return self.answer_at_once(now, sender, exchange, header, effect, budget);
             }
             Some(_) | None => {}
         }
@@ -43,8 +44,8 @@ impl Parameters {
         }
         let value = known.map(|part| part.version).filter(|version| *version > Version(0));
         match (access, value, header.sent) {
-            (Access::Init, Some(version), _) | (Access::Pull, Some(version), _) => {
-                self.answer_at_once(now, sender, exchange, header, version, budget)
+            (Access::Init | Access::Pull, Some(version), _) => {
+                self.answer_at_once(now, sender, exchange, header, Effect::accepted(version), budget)
             }
             (Access::Push(_) | Access::Pull | Access::PushPull(_), None, _) => Err(not_initialised(id)),
             (Access::Init, None, Sent::Nothing { .. })
@@ -110,6 +111,7 @@ impl Parameters {
             version: Version(0),
             booked: 0,
             ledger: BTreeMap::new(),
+            kept: BTreeMap::new(),
             open: BTreeSet::new(),
         });
         part.open.insert((sender.node, exchange));
@@ -118,19 +120,20 @@ impl Parameters {
         self.step(id, ValueStep::Receive { exchange, upload });
         if self.parts[&id].version > Version(0) && planted(self.config.defect, Defect::ChangeAnsweredEarly) {
             let made = Version(self.parts[&id].version.0 + 1);
-            self.answer(exchange, header, made);
+            self.answer(exchange, header, Effect::accepted(made));
         }
         Ok(())
     }
 
-    /// Answers an exchange of which no body is taken. `made` is the version that its change made, or the present one.
+    /// Answers an exchange of which no body is taken. `effect` is what its change has come to, or has the present version. A read of what
+    /// follows a clock waits until the rounds are closed that its worker knows of.
     fn answer_at_once(
         &mut self,
         now: Time,
         sender: Sender,
         exchange: ExchangeId,
         header: &Use,
-        made: Version,
+        effect: Effect,
         budget: &mut Budget,
     ) -> Result<()> {
         let receives = header.access.receives();
@@ -138,16 +141,25 @@ impl Parameters {
         budget.take(now, booked)?;
         let part = self.parts.get_mut(&header.target.part).expect("it has a value");
         part.open.insert((sender.node, exchange));
-        let version = if receives { part.version } else { made };
-        self.exchanges.insert(exchange, Exchange { sender, header: *header, state: State::Answering, booked });
-        self.answer(exchange, header, version);
+        let effect = if receives { Effect { version: part.version, ..effect } } else { effect };
+        let state = if self.is_early(header) { State::Early } else { State::Answering };
+        self.exchanges.insert(exchange, Exchange { sender, header: *header, state, booked });
+        if state == State::Answering {
+            self.answer(exchange, header, effect);
+        }
         Ok(())
     }
 }
 
 impl Claim {
     fn of(sender: Sender, header: &Use) -> Self {
-        Self { said_by: sender.worker, dtype: header.dtype, bytes: header.part_bytes, rule: header.rule }
+        Self {
+            said_by: sender.worker,
+            dtype: header.dtype,
+            bytes: header.part_bytes,
+            rule: header.rule,
+            mode: header.mode,
+        }
     }
 
     /// Refuses what `second` says otherwise of `part`.
@@ -158,7 +170,7 @@ impl Claim {
     }
 
     fn declared(&self) -> Declared<'_> {
-        let (extent, kind) = (Extent::Bytes(self.bytes), TensorKind::Parameter { rule: self.rule });
+        let (extent, kind) = (Extent::Bytes(self.bytes), TensorKind::Parameter { rule: self.rule, mode: self.mode });
         Declared { name: None, dtype: self.dtype, extent, kind, op: None, participants: &Participants::ALL }
     }
 }

@@ -88,7 +88,7 @@ impl Play {
             let pull = self.open(0, number, Access::Pull, 1 << 30, false);
             match self.world.outcome(pull) {
                 Outcome::Rejected(error) => assert!(!exists, "seed {seed}: {error}"),
-                answered @ (Outcome::Answered { .. } | Outcome::Version(_)) => {
+                answered @ (Outcome::Answered { .. } | Outcome::Done(_)) => {
                     assert_eq!(answered.value(), (1 + done, vec![expected; 4]), "seed {seed}, part {number}");
                     values += 1;
                 }
@@ -172,7 +172,7 @@ impl Play {
                 self.users.get_mut(&(rank, part)).expect("it is a user").pending = None;
                 return;
             }
-            Outcome::Version(version) => version.0,
+            Outcome::Done(effect) => effect.version.0,
             answered @ Outcome::Answered { .. } => {
                 let (version, value) = answered.value();
                 assert!(value.iter().all(|element| *element == value[0]), "seed {seed}: torn: {value:?}");

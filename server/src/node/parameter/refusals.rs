@@ -31,6 +31,17 @@ pub(super) fn lost(worker: WorkerId) -> Error {
     }
 }
 
+/// The answer to a second gradient of a worker for one round.
+pub(super) fn brought_twice(part: PartId, worker: WorkerId, round: u64) -> Error {
+    Error::FailedPrecondition {
+        what: format!(
+            "part {} of parameter {}: {worker} has brought a gradient for round {round} already",
+            part.index, part.key
+        ),
+        hint: "tick the clock after each round, or add gradients up before pushing them".to_owned(),
+    }
+}
+
 /// The end of an older exchange of a worker that has sent a newer one about the same part. The worker has given it up, unless the newer one is a
 /// straggler of a lost connection; therefore it is asked to try again and not told that it failed.
 pub(super) fn superseded() -> Error {

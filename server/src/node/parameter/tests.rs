@@ -9,7 +9,8 @@ use gradlane_core::mem::{Copies, Frozen, Pool};
 use gradlane_core::reduce::Kernels;
 use gradlane_core::transport::Outgoing;
 use gradlane_core::types::{
-    Access, DType, Epoch, ExchangeId, LinkId, PartId, Phase, Round, Rule, TensorKey, Time, Update, Version, View,
+    Access, DType, Effect, Epoch, ExchangeId, LinkId, Mode, PartId, Phase, Round, Rule, TensorKey, Time, Update,
+    Version, View,
 };
 use gradlane_core::wire::{Request, Response, Sent, Target, Use, Value, checksum};
 
@@ -377,7 +378,7 @@ fn a_lost_worker_leaves_its_changes_and_its_bodies_and_its_place_in_the_ledger_g
     world.bring(under_way, &floats([9.0; 4])[8..]);
     world.bring(other, &floats([1.0; 4]));
     let Outcome::Answered { header, .. } = world.outcome(other) else { panic!("it goes on") };
-    assert_eq!((header.version, header.target.epoch), (Version(4), Epoch { number: 2, ..EPOCH }));
+    assert_eq!((header.effect.version, header.target.epoch), (Version(4), Epoch { number: 2, ..EPOCH }));
     let ledger = world.node.services.parameters.parts[&part()].ledger.keys().copied().collect::<Vec<_>>();
     assert_eq!(ledger, [node(0)]);
     let header = to_do(Access::Pull, 0);
@@ -446,22 +447,22 @@ pub(super) struct World {
 #[derive(Clone, PartialEq, Debug)]
 pub(super) enum Outcome {
     Answered { header: Value, body: Vec<u8>, crc: u32 },
-    Version(Version),
+    Done(Effect),
     Rejected(Error),
 }
 
 impl Outcome {
-    fn error(self) -> Error {
+    pub(super) fn error(self) -> Error {
         match self {
             Self::Rejected(error) => error,
-            Self::Answered { .. } | Self::Version(_) => panic!("{self:?}"),
+            Self::Answered { .. } | Self::Done(_) => panic!("{self:?}"),
         }
     }
 
     fn body(self) -> Vec<u8> {
         match self {
             Self::Answered { body, .. } => body,
-            Self::Rejected(_) | Self::Version(_) => panic!("{self:?}"),
+            Self::Rejected(_) | Self::Done(_) => panic!("{self:?}"),
         }
     }
 
@@ -469,9 +470,9 @@ impl Outcome {
         match self {
             Self::Answered { header, body, .. } => {
                 let (elements, _) = body.as_chunks::<4>();
-                (header.version.0, elements.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect())
+                (header.effect.version.0, elements.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect())
             }
-            Self::Rejected(_) | Self::Version(_) => panic!("{self:?}"),
+            Self::Rejected(_) | Self::Done(_) => panic!("{self:?}"),
         }
     }
 }
@@ -545,7 +546,7 @@ impl World {
         let body: Vec<u8> = blocks.iter().flat_map(|block| block.iter().copied()).collect();
         assert_eq!(body.len() as u64, header.part_bytes);
         let is_version = header.part_bytes == 0;
-        Some(if is_version { Outcome::Version(header.version) } else { Outcome::Answered { header, body, crc } })
+        Some(if is_version { Outcome::Done(header.effect) } else { Outcome::Answered { header, body, crc } })
     }
 
     /// One use from its header to its end.
@@ -640,10 +641,21 @@ impl World {
 pub(in crate::node) fn to_do(access: Access, round: u64) -> Use {
     let target = Target { epoch: EPOCH, part: part(), round: Round(round) };
     let sent = if access.sends() { Sent::Whole { checksum: None } } else { Sent::Nothing { checked: false } };
-    Use { target, dtype: DType::F32, access, urgency: 0, part_bytes: BYTES, rule: None, sent }
+    Use {
+        target,
+        dtype: DType::F32,
+        access,
+        urgency: 0,
+        part_bytes: BYTES,
+        rule: None,
+        mode: Mode::ASYNC,
+        round_of_clock: 0,
+        basis: Version(0),
+        sent,
+    }
 }
 
-fn rule(text: &str) -> Option<Rule> {
+pub(super) fn rule(text: &str) -> Option<Rule> {
     Some(text.parse().unwrap())
 }
 
@@ -656,7 +668,7 @@ pub(super) fn floats(elements: [f32; 4]) -> Vec<u8> {
 }
 
 fn version(version: u64) -> Outcome {
-    Outcome::Version(Version(version))
+    Outcome::Done(Effect::accepted(Version(version)))
 }
 
 fn now() -> Time {

@@ -6,9 +6,9 @@
 use std::collections::BTreeMap;
 
 use gradlane_core::mem::{Frozen, Lease};
-use gradlane_core::reduce::OptimizerState;
+use gradlane_core::reduce::{OptimizerState, accumulator_bytes};
 use gradlane_core::transport::Outgoing;
-use gradlane_core::types::{DType, Defect, ExchangeId, PartId, Rule, planted};
+use gradlane_core::types::{DType, Defect, ExchangeId, Op, PartId, Rule, WorkerId, planted};
 use gradlane_core::wire::{Response, Value as ValueHeader, checksum};
 
 use super::refusals::value_lost;
@@ -29,6 +29,8 @@ struct Part {
     /// What its rule keeps, once the rule was applied.
     optimizer: Option<OptimizerState>,
     uploads: BTreeMap<ExchangeId, Upload>,
+    /// The gradients of rounds that are open.
+    kept: BTreeMap<(u64, WorkerId), Vec<Lease>>,
 }
 
 /// `Absent ──first change──► Present ──a defect──► Lost`, which it is until the part is dropped.
@@ -71,10 +73,27 @@ impl Values {
                 part.uploads.insert(exchange, upload);
                 say_receipt(id, exchange, receipt, say);
             }
-            ValueStep::Change { exchange, dtype, rule, change } => {
+            ValueStep::Change { exchange, dtype, rule, change, factor } => {
+                let Some(part) = self.parts.get_mut(&id) else { return };
+                let Some(mut upload) = part.uploads.remove(&exchange) else { return };
+                if factor != 1.0 {
+                    upload.blocks.iter_mut().for_each(|block| self.resources.kernels.scale(dtype, factor, block));
+                }
+                part.change(&self.resources, dtype, rule, change, upload.blocks);
+            }
+            ValueStep::Keep { exchange, round, worker } => {
                 let Some(part) = self.parts.get_mut(&id) else { return };
                 let Some(upload) = part.uploads.remove(&exchange) else { return };
-                part.change(&self.resources, dtype, rule, change, upload);
+                part.kept.insert((round, worker), upload.blocks);
+            }
+            ValueStep::Merge { round, gradients, divisor, dtype, rule } => {
+                let Some(part) = self.parts.get_mut(&id) else { return };
+                let later = part.kept.split_off(&(round + 1, WorkerId(0)));
+                let mut ended = std::mem::replace(&mut part.kept, later);
+                let gradients = gradients.into_iter().filter_map(|worker| ended.remove(&(round, worker)));
+                if let Some(merged) = merged(&self.resources, dtype, divisor, gradients) {
+                    part.change(&self.resources, dtype, Some(rule), Change::Step, merged);
+                }
             }
             ValueStep::Forget { exchange } => {
                 let Some(part) = self.parts.get_mut(&id) else { return };
@@ -141,8 +160,15 @@ impl Values {
 
 impl Part {
     /// Makes the blocks of a body the value.
-    fn change(&mut self, resources: &SumResources, dtype: DType, rule: Option<Rule>, change: Change, upload: Upload) {
-        let Upload { spec: ValueUpload { bytes, .. }, blocks: mut body, .. } = upload;
+    fn change(
+        &mut self,
+        resources: &SumResources,
+        dtype: DType,
+        rule: Option<Rule>,
+        change: Change,
+        mut body: Vec<Lease>,
+    ) {
+        let bytes = body.iter().map(|block| block.len() as u64).sum();
         let before = match &self.value {
             Value::Lost => return,
             Value::Present { blocks, .. } => blocks.as_slice(),
@@ -219,6 +245,26 @@ impl Upload {
         let is_right = self.spec.checksum.is_none_or(|announced| announced == self.checksum);
         Some(if is_right { Receipt::Whole } else { Receipt::Damaged })
     }
+}
+
+/// The sum of gradients over `divisor`, added up in the wider type of their elements, in the blocks of the first one; `None` if there are none.
+fn merged(
+    resources: &SumResources,
+    dtype: DType,
+    divisor: f64,
+    mut gradients: impl Iterator<Item = Vec<Lease>>,
+) -> Option<Vec<Lease>> {
+    let (kernels, mut first) = (resources.kernels, gradients.next()?);
+    let others: Vec<Vec<Lease>> = gradients.collect();
+    for (index, block) in first.iter_mut().enumerate() {
+        let mut sum = resources.pool.lease(place(accumulator_bytes(dtype, block.len() as u64)));
+        kernels.start(Op::Mean, dtype, 1.0, block, &mut sum);
+        for other in &others {
+            kernels.add(Op::Mean, dtype, 1.0, &other[index], &mut sum);
+        }
+        kernels.finish(Op::Mean, dtype, divisor, &sum, block);
+    }
+    Some(first)
 }
 
 fn say_receipt(part: PartId, exchange: ExchangeId, receipt: Option<Receipt>, say: &mut impl FnMut(Event)) {

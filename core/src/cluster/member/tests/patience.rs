@@ -62,7 +62,7 @@ fn patient() -> Member {
 fn ask(member: &mut Member, patience: Patience) {
     member.barrier(at(1), "epoch".to_owned(), patience);
     let get = StoreAsk::Get { key: "k".to_owned(), wait: Some(Duration::ZERO) };
-    member.ask_store(at(1), get, patience);
+    member.ask_coordinator(at(1), get.into(), patience);
     commands(member);
 }
 
@@ -72,7 +72,7 @@ fn ended(member: &mut Member) -> usize {
         matches!(
             event,
             MemberEvent::BarrierDone { outcome: Err(Error::Timeout { .. }), .. }
-                | MemberEvent::StoreDone { outcome: Err(Error::Timeout { .. }), .. }
+                | MemberEvent::Answered { outcome: Err(Error::Timeout { .. }), .. }
         )
     };
     events(member).iter().filter(|event| is_late(event)).count()

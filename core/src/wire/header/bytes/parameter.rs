@@ -2,7 +2,7 @@
 
 use super::fields::{Fields, at as front_at, front, put, u32_of, with_behind};
 use crate::error::Result;
-use crate::types::{Access, Rule, Version};
+use crate::types::{Access, ClockKey, Effect, Fate, Merge, Mode, Pace, Quorum, Rule, Staleness, Version};
 use crate::wire::header::{HEADER_BYTES, Header, Sent, Target, Use, Value};
 use crate::wire::limits;
 
@@ -18,30 +18,52 @@ mod flag {
     pub(super) const CHECKSUM: u8 = 1;
     /// Use: no body follows.
     pub(super) const NO_BODY: u8 = 2;
+    /// Use: a mode follows the front.
+    pub(super) const MODE: u8 = 4;
 }
 
 /// Where each field lies.
 mod at {
     pub(super) const FLAGS: usize = 34;
     pub(super) const ACCESS: usize = 35;
+    /// Of a value.
+    pub(super) const FATE: usize = 35;
     pub(super) const DTYPE: usize = 36;
     pub(super) const RESERVED: usize = 37;
     pub(super) const ROUND: usize = 40;
     pub(super) const VERSION: usize = 48;
     pub(super) const PART_BYTES: usize = 56;
+    /// Of a value.
+    pub(super) const LAG: usize = 56;
     pub(super) const CHECK: usize = 60;
 }
 
-/// The most bytes behind the front of a header: those of a rule.
-pub(super) const BEHIND_BYTES_MAX: usize = 1 + Rule::SETTINGS_MAX * size_of::<f64>();
+/// Bytes of a mode: its pace and the number of that, how gradients become one, what happens to stale changes and from which lag on, the key
+/// of its clock, and where that stands.
+const MODE_BYTES: usize = 27;
+
+/// The most bytes behind the front of a header: those of a mode and a rule.
+pub(super) const BEHIND_BYTES_MAX: usize = MODE_BYTES + 1 + Rule::SETTINGS_MAX * size_of::<f64>();
+
+/// The codes of the fields of a mode.
+mod mode_code {
+    pub(super) const ASYNC: u8 = 1;
+    pub(super) const SSP: u8 = 2;
+    pub(super) const SYNC: u8 = 3;
+    pub(super) const K_OF_N: u8 = 4;
+    pub(super) const SUM: u8 = 1;
+    pub(super) const DISCARD: u8 = 1;
+    pub(super) const SCALE: u8 = 2;
+}
 
 impl Use {
     /// Bytes of the header on the wire.
     pub fn header_bytes(&self) -> usize {
-        HEADER_BYTES + self.rule.map_or(0, |rule| 1 + rule.settings().len() * size_of::<f64>())
+        let mode = if self.mode == Mode::ASYNC { 0 } else { MODE_BYTES };
+        HEADER_BYTES + mode + self.rule.map_or(0, |rule| 1 + rule.settings().len() * size_of::<f64>())
     }
 
-    /// The header's bytes on the wire. A rule follows the front: its code, and its settings.
+    /// The header's bytes on the wire. A mode that is not the usual one follows the front, and then a rule: its code, and its settings.
     pub fn encode(&self) -> Vec<u8> {
         let (flags, check) = match self.sent {
             Sent::Whole { checksum: None } => (0, 0),
@@ -51,16 +73,42 @@ impl Use {
         };
         let mut bytes = front(self.about(), kind::USE, self.body_bytes());
         bytes[front_at::URGENCY] = self.urgency;
-        bytes[at::FLAGS] = flags;
+        let mode = (self.mode != Mode::ASYNC).then(|| mode_bytes(self.mode, self.round_of_clock));
+        bytes[at::FLAGS] = flags | if mode.is_some() { flag::MODE } else { 0 };
         bytes[at::ACCESS] = self.access.code();
         bytes[at::DTYPE] = self.dtype as u8;
         put(&mut bytes, at::ROUND, self.target.round.0.to_le_bytes());
+        put(&mut bytes, at::VERSION, self.basis.0.to_le_bytes());
         put(&mut bytes, at::PART_BYTES, u32_of(self.part_bytes).to_le_bytes());
         put(&mut bytes, at::CHECK, check.to_le_bytes());
         let rule =
             self.rule.map(|rule| [vec![rule.code()], rule.settings().flat_map(f64::to_le_bytes).collect()].concat());
-        with_behind(bytes, &[&rule.unwrap_or_default()])
+        with_behind(bytes, &[&mode.unwrap_or_default(), &rule.unwrap_or_default()])
     }
+}
+
+fn mode_bytes(mode: Mode, round_of_clock: u64) -> Vec<u8> {
+    let Mode { pace, staleness, clock } = mode;
+    let (code, number, merge) = match pace {
+        Pace::Async => (mode_code::ASYNC, 0, 0),
+        Pace::Ssp { bound } => (mode_code::SSP, bound, 0),
+        Pace::Rounds { quorum, merge } => {
+            let merge = if merge == Merge::Sum { mode_code::SUM } else { 0 };
+            match quorum {
+                Quorum::All => (mode_code::SYNC, 0, merge),
+                Quorum::First(k) => (mode_code::K_OF_N, k, merge),
+            }
+        }
+    };
+    let (beyond, max) = match staleness {
+        Staleness::Any => (0, 0),
+        Staleness::Discard { max } => (mode_code::DISCARD, max),
+        Staleness::Scale { max } => (mode_code::SCALE, max),
+    };
+    // No name has the key 0.
+    let clock = clock.map_or(0, |clock| clock.0);
+    let numbers = [number.to_le_bytes(), max.to_le_bytes()].concat();
+    [&[code, merge, beyond], &numbers[..], &clock.to_le_bytes(), &round_of_clock.to_le_bytes()].concat()
 }
 
 impl Value {
@@ -69,7 +117,9 @@ impl Value {
         let mut bytes = front(self.about(), kind::VALUE, self.part_bytes);
         bytes[at::FLAGS] = if self.checksum { flag::CHECKSUM } else { 0 };
         put(&mut bytes, at::ROUND, self.target.round.0.to_le_bytes());
-        put(&mut bytes, at::VERSION, self.version.0.to_le_bytes());
+        bytes[at::FATE] = self.effect.fate.code();
+        put(&mut bytes, at::VERSION, self.effect.version.0.to_le_bytes());
+        put(&mut bytes, at::LAG, self.effect.lag.to_le_bytes());
         bytes
     }
 }
@@ -86,13 +136,13 @@ pub(super) fn decode(fields: &Fields<'_>, kind: u8, rest: &[u8]) -> Result<Heade
 impl Fields<'_> {
     fn part_use(&self, rest: &[u8]) -> Result<Use> {
         self.zero(at::RESERVED..at::ROUND)?;
-        self.zero(at::VERSION..at::PART_BYTES)?;
+        let basis = self.version()?;
         let access = self.bytes[at::ACCESS];
         let access = Access::from_code(access).ok_or_else(|| self.bad("access", format!("is {access}")))?;
         let dtype = self.dtype(at::DTYPE)?;
         let part_bytes = self.part_bytes(at::PART_BYTES, dtype)?;
         let check = u32::from_le_bytes(self.array(at::CHECK));
-        let sent = match self.bytes[at::FLAGS] {
+        let sent = match self.bytes[at::FLAGS] & !flag::MODE {
             0 if check != 0 => return Err(self.bad("checksum", format!("is {check} and not announced"))),
             0 => Sent::Whole { checksum: None },
             flag::CHECKSUM => Sent::Whole { checksum: Some(check) },
@@ -105,6 +155,12 @@ impl Fields<'_> {
         if let (false, Sent::Whole { .. }) = (access.sends(), sent) {
             return Err(self.bad("flags", format!("announce a body for a {access}")));
         }
+        let (mode, rest) = match rest.split_first_chunk::<MODE_BYTES>() {
+            _ if self.bytes[at::FLAGS] & flag::MODE == 0 => ((Mode::ASYNC, 0), rest),
+            Some((mode, rest)) => (self.mode(mode)?, rest),
+            None => return Err(self.bad("mode", format!("has {} bytes", rest.len()))),
+        };
+        let (mode, round_of_clock) = mode;
         let rule = self.rule(rest)?;
         if let Some(rule) = rule.filter(|rule| !rule.changes(dtype)) {
             return Err(self.bad("rule", format!("is {rule} of {dtype}")));
@@ -113,7 +169,7 @@ impl Fields<'_> {
             return Err(self.bad("rule", format!("is missing for a {access}")));
         }
         let (target, urgency) = (self.target(at::ROUND)?, self.urgency()?);
-        let header = Use { target, dtype, access, urgency, part_bytes, rule, sent };
+        let header = Use { target, dtype, access, urgency, part_bytes, rule, mode, round_of_clock, basis, sent };
         let body_bytes = self.length("body length", front_at::BODY_BYTES, limits::PART_BYTES_MAX)?;
         if body_bytes != header.body_bytes() {
             return Err(self.bad("body length", format!("is {body_bytes} of a part of {part_bytes}")));
@@ -132,21 +188,65 @@ impl Fields<'_> {
         Rule::from_wire(*code, &settings).map(Some).map_err(|error| self.bad("rule", error.to_string()))
     }
 
+    /// The mode behind a header, and where its clock stands.
+    fn mode(&self, bytes: &[u8; MODE_BYTES]) -> Result<(Mode, u64)> {
+        let bad = |problem: String| self.bad("mode", problem);
+        let number = |from: usize| u32::from_le_bytes(bytes[from..from + 4].try_into().expect("four bytes"));
+        let long = |from: usize| u64::from_le_bytes(bytes[from..from + 8].try_into().expect("eight bytes"));
+        let merge = match bytes[1] {
+            0 => Merge::Mean,
+            mode_code::SUM => Merge::Sum,
+            code => return Err(bad(format!("merges by {code}"))),
+        };
+        let pace = match (bytes[0], number(3)) {
+            (mode_code::ASYNC, 0) => Pace::Async,
+            (mode_code::SSP, bound) => Pace::Ssp { bound },
+            (mode_code::SYNC, 0) => Pace::Rounds { quorum: Quorum::All, merge },
+            (mode_code::K_OF_N, k) => Pace::Rounds { quorum: Quorum::First(k), merge },
+            (code, number) => return Err(bad(format!("is {code} of {number}"))),
+        };
+        let staleness = match (bytes[2], number(7)) {
+            (0, 0) => Staleness::Any,
+            (mode_code::DISCARD, max) => Staleness::Discard { max },
+            (mode_code::SCALE, max) => Staleness::Scale { max },
+            (code, max) => return Err(bad(format!("does {code} from {max} on"))),
+        };
+        let (clock, round_of_clock) = (long(11), long(19));
+        let mode = Mode { pace, staleness, clock: (clock != 0).then_some(ClockKey(clock)) };
+        let mode = mode.check().map_err(|error| bad(error.to_string()))?;
+        // Each mode has one form, and what has no clock does not follow one.
+        if mode_bytes(mode, round_of_clock) != bytes || mode == Mode::ASYNC {
+            return Err(bad("is not written as it is".to_owned()));
+        }
+        if round_of_clock > limits::ROUND_MAX || (mode.clock.is_none() && round_of_clock != 0) {
+            return Err(bad(format!("stands at {round_of_clock}")));
+        }
+        Ok((mode, round_of_clock))
+    }
+
+    /// The version of a value, or that from which a change was computed.
+    fn version(&self) -> Result<Version> {
+        let version = Version(u64::from_le_bytes(self.array(at::VERSION)));
+        match version.0 > limits::ROUND_MAX {
+            true => Err(self.bad("version", format!("is {}, above {}", version.0, limits::ROUND_MAX))),
+            false => Ok(version),
+        }
+    }
+
     fn value(&self) -> Result<Value> {
         self.zero(front_at::URGENCY..at::FLAGS)?;
-        self.zero(at::ACCESS..at::ROUND)?;
-        self.zero(at::PART_BYTES..HEADER_BYTES)?;
+        self.zero(at::DTYPE..at::ROUND)?;
+        self.zero(at::CHECK..HEADER_BYTES)?;
+        let fate = self.bytes[at::FATE];
+        let fate = Fate::from_code(fate).ok_or_else(|| self.bad("fate", format!("is {fate}")))?;
         let checksum = match self.bytes[at::FLAGS] {
             0 => false,
             flag::CHECKSUM => true,
             flags => return Err(self.bad("flags", format!("are {flags:#04x}"))),
         };
         let target: Target = self.target(at::ROUND)?;
-        let version = Version(u64::from_le_bytes(self.array(at::VERSION)));
-        if version.0 > limits::ROUND_MAX {
-            return Err(self.bad("version", format!("is {}, above {}", version.0, limits::ROUND_MAX)));
-        }
+        let effect = Effect { version: self.version()?, fate, lag: u32::from_le_bytes(self.array(at::LAG)) };
         let part_bytes = self.length("length", front_at::BODY_BYTES, limits::PART_BYTES_MAX)?;
-        Ok(Value { target, version, part_bytes, checksum })
+        Ok(Value { target, effect, part_bytes, checksum })
     }
 }

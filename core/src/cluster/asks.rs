@@ -1,10 +1,10 @@
-//! The requests of a member to the store of its job that have no answer yet. Decides when to give one up. The member sends them.
+//! What a member has asked the store of its job, or a clock, without an answer yet. Decides when to give it up. The member sends it.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::error::{Error, Result};
-use crate::types::{StoreAnswer, StoreAsk, Time};
+use crate::types::{Answer, Ask, Time};
 use crate::wire::{Frame, limits};
 
 use super::MemberEvent;
@@ -12,30 +12,30 @@ use super::contact::{Due, Patience};
 
 /// Unanswered requests by number.
 #[derive(Default, Debug)]
-pub(super) struct StoreRequests(BTreeMap<u64, Asked>);
+pub(super) struct Asks(BTreeMap<u64, Asked>);
 
 #[derive(Debug)]
 struct Asked {
-    ask: StoreAsk,
+    ask: Ask,
     asked: Time,
     due: Due,
 }
 
-impl StoreRequests {
-    /// Keeps a request until it is answered. Returns its frame. The process waits for the answer for `patience`; a read that waits for its
-    /// key ends with that.
+impl Asks {
+    /// Keeps a request until it is answered. Returns its frame. The process waits for the answer for `patience`; what waits at the
+    /// coordinator ends with that.
     ///
     /// # Errors
-    /// As [`limits::check_store_ask`]; [`Error::Exhausted`] if there are more changes than the coordinator remembers answers for, or more
+    /// As [`limits::check_ask`]; [`Error::Exhausted`] if there are more changes than the coordinator remembers answers for, or more
     /// requests than a job may have.
-    pub(super) fn ask(&mut self, now: Time, request: u64, ask: StoreAsk, patience: Patience) -> Result<Frame> {
-        limits::check_store_ask(&ask)?;
+    pub(super) fn ask(&mut self, now: Time, request: u64, ask: Ask, patience: Patience) -> Result<Frame> {
+        limits::check_ask(&ask)?;
         let changes = || self.0.values().filter(|asked| asked.ask.is_change()).count();
         if ask.is_change() && changes() >= limits::STORE_CHANGES_MAX {
-            return Err(exhausted("changes of the store by one worker at once", limits::STORE_CHANGES_MAX));
+            return Err(exhausted("changes of the store, and ticks, by one worker at once", limits::STORE_CHANGES_MAX));
         }
         if self.0.len() >= limits::STORE_WAITS_MAX {
-            return Err(exhausted("requests of one worker to the store at once", limits::STORE_WAITS_MAX));
+            return Err(exhausted("requests of one worker to the coordinator at once", limits::STORE_WAITS_MAX));
         }
         let asked = Asked { ask, asked: now, due: Due::new(now, patience) };
         let frame = asked.frame(now, request, Time::ZERO);
@@ -61,13 +61,13 @@ impl StoreRequests {
     pub(super) fn answered(
         &mut self,
         request: u64,
-        outcome: Result<StoreAnswer>,
+        outcome: Result<Answer>,
     ) -> Option<std::result::Result<MemberEvent, String>> {
         let asked = self.0.remove(&request)?;
         if outcome.as_ref().is_ok_and(|answer| !asked.ask.is_answered_by(answer)) {
             return Some(Err(format!("{request} is not answered by what it asks for")));
         }
-        Some(Ok(MemberEvent::StoreDone { request, outcome }))
+        Some(Ok(MemberEvent::Answered { request, outcome }))
     }
 
     /// Gives up the requests whose time passed so long ago that the coordinator's answer should have come; see [`Due::given_up_at`].
@@ -77,9 +77,8 @@ impl StoreRequests {
             all.partition(|(_, asked)| asked.due.given_up_at(patient_until, silence_max) <= now);
         self.0 = waiting;
         let given_up = late.into_iter().map(|(request, Asked { ask, asked, .. })| {
-            let key = ask.key();
-            let what = format!("key {key:?} of the store: no answer from the coordinator");
-            MemberEvent::StoreDone { request, outcome: Err(Error::Timeout { what, waited: now.since(asked) }) }
+            let what = format!("{}: no answer from the coordinator", ask.described());
+            MemberEvent::Answered { request, outcome: Err(Error::Timeout { what, waited: now.since(asked) }) }
         });
         given_up.collect()
     }
@@ -96,13 +95,12 @@ impl StoreRequests {
 }
 
 impl Asked {
-    /// A read that waits has as much time as is left.
+    /// What waits has as much time as is left.
     fn frame(&self, now: Time, request: u64, patient_until: Time) -> Frame {
-        let mut ask = self.ask.clone();
-        if let StoreAsk::Get { wait: Some(wait), .. } = &mut ask {
-            *wait = self.due.at(patient_until).since(now);
+        match self.ask.clone().with_wait(self.due.at(patient_until).since(now)) {
+            Ask::Store(ask) => Frame::Store { request, ask },
+            Ask::Tick(tick) => Frame::Tick { request, tick },
         }
-        Frame::Store { request, ask }
     }
 }
 

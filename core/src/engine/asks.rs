@@ -1,0 +1,63 @@
+//! What a worker asks the coordinator: the key-value store of the job, and clocks.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use super::driver::{Engine, locked};
+use super::handle::Handle;
+use crate::error::Result;
+use crate::types::{Answer, Ask, Done, StoreAnswer, StoreAsk, Tick, Ticked};
+
+impl Engine {
+    /// Asks the store of the job, which the coordinator keeps for as long as it lives, and waits for the answer. A read that waits for its
+    /// key, and any wait for a coordinator that does not answer, end after `timeout`, or the job's step timeout. The latter does
+    /// not pass while a coordinator is out of contact that has to say who is lost.
+    ///
+    /// # Errors
+    /// As [`Entries::ask`](crate::cluster::Entries::ask); [`Error::Timeout`](crate::Error::Timeout) if nobody has put the key in time, or
+    /// the coordinator did not answer (a change may then have been made or not); [`Error::Exhausted`](crate::Error::Exhausted) if this
+    /// worker or the job waits for too many answers; or why the job ended.
+    pub fn ask_store(&self, ask: StoreAsk, timeout: Option<Duration>) -> Result<StoreAnswer> {
+        let key = ask.key().to_owned();
+        match self.ask(Ask::Store(ask), "key", &key, timeout)? {
+            Answer::Store(answer) => Ok(answer),
+            Answer::Ticked(_) => unreachable!("the membership checks that an answer fits what was asked"),
+        }
+    }
+
+    /// Finishes a round of a clock, and waits until this worker may begin the next one, at most for `timeout`, or the job's step timeout.
+    /// Saying the same round again is the same tick.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`](crate::Error::Timeout) that names the workers for which it has waited;
+    /// [`Error::FailedPrecondition`](crate::Error::FailedPrecondition) for a round that does not follow the last one of this worker, or if
+    /// more workers are to close a round than there are; [`Error::Mismatch`](crate::Error::Mismatch) if another worker has given the clock
+    /// another mode; or why the job ended.
+    pub fn tick(&self, tick: Tick, timeout: Option<Duration>) -> Result<Ticked> {
+        let clock = tick.clock.clone();
+        match self.ask(Ask::Tick(tick), "clock", &clock, timeout)? {
+            Answer::Ticked(ticked) => Ok(ticked),
+            Answer::Store(_) => unreachable!("the membership checks that an answer fits what was asked"),
+        }
+    }
+
+    fn ask(&self, ask: Ask, what: &'static str, name: &str, timeout: Option<Duration>) -> Result<Answer> {
+        if let Some(error) = self.shared.look(|state| state.worker.ended().cloned()) {
+            return Err(error);
+        }
+        let patience = self.patience(timeout);
+        let (limit, backend) = self.limit_of_request(patience, what, name);
+        let (handle, done) = Handle::new(0, backend, Arc::default(), |_| {});
+        let answer = Arc::new(Mutex::new(None));
+        let there = Arc::clone(&answer);
+        let answered = Done::new(move |outcome: Result<Answer>| {
+            done.report(outcome.map(|answer| *locked(&there) = Some(answer)));
+        });
+        // If the engine is shut down, the token is dropped, which reports an error.
+        if let Some(membership) = &*locked(&self.shared.membership) {
+            membership.ask(ask, patience, answered);
+        }
+        handle.limited(limit).wait(None)?;
+        Ok(locked(&answer).take().expect("the answer came before the end"))
+    }
+}

@@ -1,0 +1,108 @@
+//! Clocks: what keeps the workers of a parameter's mode together.
+//!
+//! A worker *ticks* a clock when it has finished a round: after its changes of this round were answered. The coordinator counts the
+//! rounds of each worker, and decides how long a worker waits, and which workers close a round.
+
+use std::time::Duration;
+
+use super::{ClockKey, Fate, Mode, StoreAnswer, StoreAsk, WorkerSet};
+
+/// A worker has finished a round.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Tick {
+    /// The name of the clock.
+    pub clock: String,
+    /// The mode of the clock, equal on all workers. Its own clock is this one.
+    pub mode: Mode,
+    /// The round, from 1. Said again with the same number, it is the same tick.
+    pub round: u64,
+    /// How long this worker waits if it has to; `None` to go on before the others are there, which only a mode without rounds allows.
+    pub wait: Option<Duration>,
+}
+
+/// The answer to a [`Tick`]: this worker may begin its next round.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Ticked {
+    /// The round that is finished. In a mode with rounds it may be later than that of the tick, if others have closed rounds without
+    /// this worker.
+    pub round: u64,
+    /// The global step: the rounds that were closed, or without those the ticks of all workers.
+    pub step: u64,
+    /// How many rounds the slowest worker is behind this one.
+    pub ahead: u64,
+    /// [`Fate::DroppedLate`] if the round was closed without this worker.
+    pub fate: Fate,
+}
+
+/// The coordinator has closed a round: all servers apply the gradients of these workers, and drop those of others.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Closing {
+    /// Of which clock.
+    pub clock: ClockKey,
+    /// Which round.
+    pub round: u64,
+    /// Whose gradients count.
+    pub workers: WorkerSet,
+}
+
+/// What a worker asks the coordinator, beside declarations and barriers.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Ask {
+    /// Something of the key-value store.
+    Store(StoreAsk),
+    /// To begin its next round.
+    Tick(Tick),
+}
+
+/// What an [`Ask`] is answered.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Answer {
+    /// By the key-value store.
+    Store(StoreAnswer),
+    /// By a clock.
+    Ticked(Ticked),
+}
+
+impl From<StoreAsk> for Ask {
+    fn from(ask: StoreAsk) -> Self {
+        Self::Store(ask)
+    }
+}
+
+impl Ask {
+    /// Whether it can change something, so that it must not happen twice.
+    pub fn is_change(&self) -> bool {
+        match self {
+            Self::Store(ask) => ask.is_change(),
+            Self::Tick(_) => true,
+        }
+    }
+
+    /// Whether an answer is of the kind that this request has.
+    pub fn is_answered_by(&self, answer: &Answer) -> bool {
+        match (self, answer) {
+            (Self::Store(ask), Answer::Store(answer)) => ask.is_answered_by(answer),
+            (Self::Tick(_), Answer::Ticked(_)) => true,
+            (Self::Store(_), Answer::Ticked(_)) | (Self::Tick(_), Answer::Store(_)) => false,
+        }
+    }
+
+    /// The same with so much time left to wait, if it waits.
+    #[must_use]
+    pub fn with_wait(mut self, left: Duration) -> Self {
+        if let Self::Store(StoreAsk::Get { wait: Some(wait), .. }) | Self::Tick(Tick { wait: Some(wait), .. }) =
+            &mut self
+        {
+            *wait = left;
+        }
+        self
+    }
+
+    /// What it is about, for people.
+    pub fn described(&self) -> String {
+        match self {
+            Self::Store(ask) => format!("key {:?} of the store", ask.key()),
+            Self::Tick(tick) => format!("round {} of clock {:?}", tick.round, tick.clock),
+        }
+    }
+}

@@ -1,0 +1,74 @@
+//! Uses of parameters: what their headers say, and what they have come to.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::machine::Worker;
+use super::records::Record;
+use crate::sched::{Attempt, Task, TaskId};
+use crate::types::{Access, Defect, Effect, PartId, Round, TensorKey, Version, planted};
+use crate::wire::{Sent, Target, Use};
+
+/// Of each part of a parameter, the version that this worker has read last. Its next change is computed from that.
+#[derive(Default, Debug)]
+pub(super) struct Read(BTreeMap<PartId, Version>);
+
+impl Read {
+    /// The version that was read last, or 0.
+    fn of(&self, part: PartId) -> Version {
+        self.0.get(&part).copied().unwrap_or_default()
+    }
+
+    /// Parameters with these keys have ended.
+    pub(super) fn end(&mut self, keys: &BTreeSet<TensorKey>) {
+        self.0.retain(|part, _| !keys.contains(&part.key));
+    }
+}
+
+impl Worker {
+    /// The header that opens the exchange of a use.
+    pub(super) fn use_header(&self, task: &Task, access: Access, round_of_clock: u64) -> Use {
+        let Record { part, is_overwritten, priority, .. } = self.record(task.id);
+        let defect = self.settings.scheduler.defect;
+        let is_sent_all_the_same = planted(defect, Defect::OverwrittenChangeSent);
+        let is_lost = *is_overwritten && matches!(task.attempt, Attempt::Resumed { .. }) && !is_sent_all_the_same;
+        let is_renumbered = task.attempt != Attempt::First && planted(defect, Defect::RepeatRenumbered);
+        let round = Round(task.round.0 + u64::from(is_renumbered));
+        let sent = match access.sends() && !is_lost {
+            true => Sent::Whole { checksum: None },
+            false => Sent::Nothing { checked: false },
+        };
+        Use {
+            target: Target { epoch: self.here().epoch(), part: task.part, round },
+            dtype: part.layout.dtype,
+            access,
+            urgency: self.urgency(*priority),
+            part_bytes: part.layout.bytes(),
+            rule: part.layout.kind.rule(),
+            mode: part.layout.kind.mode(),
+            round_of_clock,
+            basis: self.read.of(task.part),
+            sent,
+        }
+    }
+
+    /// Notes what the use of a part has come to.
+    pub(super) fn note_effect(&mut self, task: TaskId, effect: Effect) {
+        let defect = self.settings.scheduler.defect;
+        let part = &self.record(task).part;
+        let (id, demand, tickets) = (part.layout.part, part.demand, part.tickets.clone());
+        if demand.receives() {
+            self.read.0.insert(id, effect.version);
+        } else if demand.is_init() {
+            // It has given the first value, or one that is taken for it.
+            self.read.0.entry(id).or_insert(Version(1));
+        }
+        for ticket in tickets {
+            if let Some(submission) = self.submissions.get_mut(&ticket) {
+                let of_all = submission.effect.map_or(effect, |before| before.and(effect));
+                let highest = submission.effect.map(|before| before.version).max(Some(effect.version));
+                let version = highest.filter(|_| planted(defect, Defect::HighestVersionTold));
+                submission.effect = Some(Effect { version: version.unwrap_or(of_all.version), ..of_all });
+            }
+        }
+    }
+}

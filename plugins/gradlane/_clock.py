@@ -1,0 +1,105 @@
+"""Clocks, which keep the workers of a mode together."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+from gradlane import _session, modes
+from gradlane._arguments import check_name, check_timeout
+from gradlane.errors import FailedPreconditionError, InvalidArgumentError
+
+Fate = Literal["accepted", "kept", "scaled", "discarded_stale", "dropped_late"]
+"""What became of a change: it was done; it is kept until its round is closed; it was scaled and done; it was not done,
+because it was too stale; or because its round was closed without this worker."""
+
+
+@dataclass(frozen=True)
+class Tick:
+    """Where this worker stands after a tick."""
+
+    round: int
+    """The round that is finished. If others have closed rounds without this worker, it is the last one of these."""
+    step: int
+    """The global step: the rounds that were closed, or without those the ticks of all workers."""
+    ahead: int
+    """How many rounds the slowest worker is behind this one."""
+    fate: Fate
+    """Whether the round was closed with this worker, `accepted`, or without it, `dropped_late`."""
+
+
+class Clock:
+    """What the workers of a mode tick, each after its changes of a round.
+
+    All workers make one of the same name and mode, and give it to the parameters that follow it. A worker that has ticked
+    knows that all values which it reads have the changes of every worker, up to the rounds that its mode promises.
+    """
+
+    def __init__(self, name: str, mode: modes.Mode) -> None:
+        """
+        Args:
+            name: equal on all workers.
+            mode: one of `gradlane.modes`, equal on all workers.
+        Raises:
+            InvalidArgumentError: an argument is not what it should be; it is named.
+        """
+        check_name(name)
+        self.name = name
+        self.mode = modes.check_mode(mode)
+        self._round = 0
+        self._step = 0
+        self._session: Any = None
+        # Two threads that tick at once would tick one round.
+        self._ticking = threading.Lock()
+
+    @property
+    def round(self) -> int:
+        """The rounds that this worker has finished."""
+        return self._round
+
+    @property
+    def step(self) -> int:
+        """The global step, as the last tick has told it."""
+        return self._step
+
+    def tick(self, *, wait: bool = True, timeout: float | None = None) -> Tick:
+        """Finish a round, and wait until this worker may begin the next one.
+
+        Call it when all changes of the round have ended; calls without a handle have. A call that has failed because others
+        did not come in time may be repeated: it finishes the same round.
+
+        Args:
+            wait: with False, go on although others are too far behind, and look at `ahead`. A mode with rounds always waits.
+            timeout: seconds; None takes the job's step timeout, which is also the upper bound.
+        Raises:
+            TimeoutError: others are too far behind; they are named.
+            FailedPreconditionError: more workers are to close a round than there are, or the job in which this clock was
+                made has ended.
+            MismatchError: another worker's clock of this name has another mode; both are named.
+        """
+        check_timeout(timeout)
+        if not isinstance(wait, bool):
+            raise InvalidArgumentError(f"wait={wait!r}; give True or False")
+        with self._ticking:
+            session = self.joined()
+            told = session.tick((self.name, str(self.mode)), self._round + 1, (wait, timeout))
+            tick = Tick(told[0], told[1], told[2], cast("Fate", told[3]))
+            self._round, self._step = tick.round, tick.step
+            return tick
+
+    def round_of(self, *, is_gradient: bool) -> int:
+        """The round to which a gradient belongs, or the one whose changes a value must have."""
+        return self._round + 1 if is_gradient and modes.has_rounds(self.mode) else self._round
+
+    def joined(self) -> Any:
+        """The session whose clock it is, from its first use on."""
+        session = _session.session()
+        if self._session is None:
+            self._session = session
+        if self._session is not session:
+            raise FailedPreconditionError(f"clock {self.name!r} is of a job that has ended; make another one after init()")
+        return session
+
+    def __repr__(self) -> str:
+        return f"Clock({self.name!r}, {self.mode!r}, round={self._round})"

@@ -1,0 +1,186 @@
+use gradlane_core::types::ClockKey;
+
+use super::*;
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// A job of workers that tick one clock.
+struct Job {
+    clocks: Clocks,
+    mode: Mode,
+    now: Time,
+    requests: u64,
+}
+
+impl Job {
+    fn new(workers: u32, mode: &str) -> Self {
+        let mode = mode.parse::<Mode>().unwrap().with_clock(ClockKey::of("c"));
+        Self { clocks: Clocks::new(workers, 10 * SECOND), mode, now: Time::ZERO, requests: 0 }
+    }
+
+    fn tick(&mut self, worker: u32, round: u64) -> Turn {
+        self.tick_waiting(worker, round, Some(5 * SECOND))
+    }
+
+    fn tick_waiting(&mut self, worker: u32, round: u64, wait: Option<Duration>) -> Turn {
+        self.requests += 1;
+        let tick = Tick { clock: "c".to_owned(), mode: self.mode, round, wait };
+        self.clocks.tick(self.now, WorkerId(worker), self.requests, tick)
+    }
+}
+
+/// The workers that are answered well, with the rounds, steps and leads that they are told.
+fn told(turn: &Turn) -> Vec<(u32, u64, u64, u64)> {
+    let of = |answer: &Answer| {
+        let ticked = answer.outcome.as_ref().expect("it is answered well");
+        (answer.worker.0, ticked.round, ticked.step, ticked.ahead)
+    };
+    turn.answers.iter().map(of).collect()
+}
+
+fn refusal(turn: &Turn) -> String {
+    match &turn.answers[..] {
+        [Answer { outcome: Err(error), .. }] => error.to_string(),
+        answers => panic!("{answers:?}"),
+    }
+}
+
+fn closings(turn: &Turn) -> Vec<(u64, Vec<u32>)> {
+    let of = |closing: &Closing| (closing.round, closing.workers.iter().map(|worker| worker.0).collect());
+    turn.closed.iter().map(of).collect()
+}
+
+#[test]
+fn a_worker_that_is_too_far_ahead_waits_for_the_slowest() {
+    let mut job = Job::new(2, "ssp:bound=1");
+    assert_eq!(told(&job.tick(0, 1)), [(0, 1, 1, 1)]);
+    assert_eq!(job.tick(0, 2), Turn::default(), "worker 1 has finished none");
+    assert_eq!(told(&job.tick(1, 1)), [(0, 2, 3, 1), (1, 1, 3, 0)], "the step counts the ticks of all");
+    assert_eq!(job.tick(0, 3), Turn::default());
+    job.now = job.now + 6 * SECOND;
+    let late = job.clocks.expire(job.now);
+    let error = late[0].outcome.as_ref().unwrap_err().to_string();
+    assert!(
+        error.contains("clock \"c\", round 3") && error.contains("worker 1, which has finished round 1"),
+        "{error}"
+    );
+    assert_eq!(job.clocks.poll_timeout(), None);
+    assert_eq!(job.tick(0, 3), Turn::default(), "it was counted once, and waits again");
+    assert_eq!(told(&job.tick(1, 2)), [(0, 3, 5, 1), (1, 2, 5, 0)]);
+}
+
+#[test]
+fn a_worker_may_ask_how_far_it_is_ahead_and_go_on() {
+    let mut job = Job::new(2, "ssp:bound=0");
+    assert_eq!(told(&job.tick_waiting(0, 1, None)), [(0, 1, 1, 1)]);
+    assert_eq!(told(&job.tick_waiting(0, 2, None)), [(0, 2, 2, 2)]);
+    let mut free = Job::new(2, "async");
+    assert_eq!(told(&free.tick(1, 1)), [(1, 1, 1, 1)], "nobody waits");
+}
+
+#[test]
+fn all_workers_close_a_round() {
+    let mut job = Job::new(3, "sync");
+    assert_eq!(job.tick(2, 1), Turn::default());
+    assert_eq!(job.tick(0, 1), Turn::default());
+    assert_eq!(job.tick(0, 1), Turn::default(), "the same tick");
+    let turn = job.tick(1, 1);
+    assert_eq!(closings(&turn), [(1, vec![0, 1, 2])]);
+    assert_eq!(told(&turn), [(0, 1, 1, 0), (1, 1, 1, 0), (2, 1, 1, 0)]);
+    assert_eq!(told(&job.tick(1, 1)), [(1, 1, 1, 0)], "the answer was lost");
+    assert_eq!(job.clocks.told().count(), 1);
+}
+
+#[test]
+fn the_first_workers_close_a_round_and_the_others_hear_that_they_are_late() {
+    let mut job = Job::new(3, "k_of_n:k=2");
+    assert_eq!(job.tick(2, 1), Turn::default());
+    assert_eq!(closings(&job.tick(0, 1)), [(1, vec![0, 2])]);
+    assert_eq!(job.tick(2, 2), Turn::default());
+    assert_eq!(closings(&job.tick(0, 2)), [(2, vec![0, 2])]);
+    let late = job.tick(1, 1);
+    assert_eq!(told(&late), [(1, 2, 2, 0)], "it goes on with round 3");
+    assert_eq!(late.answers[0].outcome.as_ref().unwrap().fate, Fate::DroppedLate);
+    assert_eq!(job.tick(1, 3), Turn::default());
+    assert_eq!(closings(&job.tick(2, 3)), [(3, vec![1, 2])]);
+    assert_eq!(job.tick(0, 3).answers[0].outcome.as_ref().unwrap().fate, Fate::DroppedLate);
+}
+
+#[test]
+fn a_lost_worker_is_not_waited_for_and_its_tick_counts() {
+    for mode in ["sync", "k_of_n:k=2"] {
+        let mut job = Job::new(3, mode);
+        job.tick(2, 1);
+        let left: WorkerSet = [WorkerId(0), WorkerId(1)].into_iter().collect();
+        assert_eq!(job.clocks.set_due(job.now, left), Turn::default());
+        let mut closed = closings(&job.tick(0, 1));
+        closed.extend(closings(&job.tick(1, 1)));
+        let closers = if mode == "sync" { vec![0, 1, 2] } else { vec![0, 2] };
+        assert_eq!(closed, [(1, closers)], "{mode}");
+    }
+    let mut job = Job::new(2, "ssp:bound=0");
+    job.tick(0, 1);
+    assert_eq!(told(&job.clocks.leave(job.now, WorkerId(1))), [(0, 1, 1, 0)]);
+    let mut job = Job::new(2, "sync");
+    job.tick(0, 1);
+    assert_eq!(closings(&job.clocks.leave(job.now, WorkerId(1))), [(1, vec![0])]);
+}
+
+#[test]
+fn what_is_wrong_is_refused_and_disturbs_nobody() {
+    let mut job = Job::new(2, "k_of_n:k=3");
+    assert!(refusal(&job.tick(0, 1)).contains("3 workers close a round, and the job has 2"));
+    let mut job = Job::new(2, "sync");
+    assert!(refusal(&job.tick(0, 2)).contains("worker 0 ticks round 2, and the last one that was finished is 0"));
+    job.tick(0, 1);
+    job.mode = "ssp:bound=1".parse::<Mode>().unwrap().with_clock(ClockKey::of("c"));
+    let error = refusal(&job.tick(1, 1));
+    assert!(["worker 0", "sync", "worker 1", "ssp:bound=1"].iter().all(|word| error.contains(word)), "{error}");
+    job.mode = "sync".parse::<Mode>().unwrap().with_clock(ClockKey::of("c"));
+    assert_eq!(closings(&job.tick(1, 1)), [(1, vec![0, 1])]);
+    let mut job = Job::new(2, "ssp:bound=5");
+    told(&job.tick(0, 1));
+    assert!(refusal(&job.tick(0, 3)).contains("round 3"), "a clock that leaps");
+    told(&job.tick(0, 2));
+    assert!(refusal(&job.tick(0, 1)).contains("round 1"), "a clock that goes back");
+}
+
+#[test]
+fn the_end_of_the_job_ends_every_wait() {
+    let mut job = Job::new(2, "sync");
+    job.tick(0, 1);
+    let cause = Error::Cancelled;
+    let answers = job.clocks.fail_all(&cause);
+    assert_eq!(answers, [Answer { worker: WorkerId(0), request: 1, outcome: Err(cause) }]);
+    assert_eq!(job.clocks.poll_timeout(), None);
+}
+
+/// No worker is ever further ahead than the bound, and somebody can always go on: a million steps.
+#[test]
+fn the_bound_holds_in_every_order() {
+    for (workers, bound) in [(2, 0), (4, 4), (8, 2), (3, 1)] {
+        let mut job = Job::new(workers, &format!("ssp:bound={bound}"));
+        let mut finished = vec![0_u64; workers as usize];
+        let mut blocked = vec![false; workers as usize];
+        let mut random = u64::from(workers) + 7;
+        for _ in 0..250_000 {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            let worker = (random >> 33) as u32 % workers;
+            if blocked[worker as usize] {
+                continue;
+            }
+            finished[worker as usize] += 1;
+            blocked[worker as usize] = true;
+            for (worker, round, _, ahead) in told(&job.tick(worker, finished[worker as usize])) {
+                assert!(ahead <= bound);
+                assert_eq!(round, finished[worker as usize]);
+                blocked[worker as usize] = false;
+            }
+            let least = finished.iter().min().unwrap();
+            for (done, blocked) in finished.iter().zip(&blocked) {
+                assert_eq!(*blocked, done - least > bound, "a worker waits exactly as long as it must");
+            }
+            assert!(blocked.contains(&false), "somebody can go on");
+        }
+    }
+}
