@@ -221,6 +221,7 @@ fn tensors_of_a_device_are_pushed_from_there_and_pulled_to_there() {
         let asked = ParameterUse {
             tensor: TensorSpec::parameter("w", DType::F32, vec![LEN as u64]),
             access,
+            round_of_clock: 0,
             memory: tensor.memory_of(Ordinal(0)),
             into: None,
             priority: Priority::default(),
@@ -228,7 +229,7 @@ fn tensors_of_a_device_are_pushed_from_there_and_pulled_to_there() {
         };
         let handle = engine.access(asked, |_| {}).unwrap();
         handle.wait(Some(PATIENCE)).unwrap();
-        assert_eq!(handle.version().map(|version| version.0), Some(version), "{access}");
+        assert_eq!(handle.effect().map(|effect| effect.version.0), Some(version), "{access}");
         assert!(tensor.data.iter().all(|value| *value == due), "{access}: {}", tensor.data[0]);
     }
 }

@@ -171,3 +171,77 @@ def test_another_rule_or_model_is_told_to_all_who_give_it():
     with pytest.raises(MismatchError, match=r"0\.weight"):
         gl.ServerOptimizer(wide.named_parameters(), rule=rules.SGD(lr=0.1), name="two models")
     parameters.init("goes on", torch.ones(1))
+
+
+def test_sync_is_training_by_one_worker_with_a_larger_batch():
+    model = made(7)
+    optimizer = gl.ServerOptimizer(model.named_parameters(), rule=rules.AdamW(lr=0.01), mode=gl.Sync())
+    peer = made(7)
+    peer.load_state_dict(model.state_dict())
+    plain = torch.optim.AdamW(peer.parameters(), lr=0.01)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        loss_of(model, 100 * gradlane.rank() + step).backward()
+        outcome = optimizer.step()
+        assert outcome.fates == {"accepted": 4} and outcome.tick.step == step + 1
+        plain.zero_grad()
+        (sum(loss_of(peer, 100 * rank + step) for rank in range(gradlane.size())) / gradlane.size()).backward()
+        plain.step()
+        for ours, theirs in zip(model.parameters(), peer.parameters(), strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+    assert set(optimizer.versions.values()) == {1 + STEPS}
+
+
+def test_the_weights_of_backup_are_equal_on_all_workers_and_a_late_one_hears_so():
+    model = made(8)
+    optimizer = gl.ServerOptimizer(model.named_parameters(), rule=rules.SGD(lr=0.05), mode=gl.Backup(k=1))
+    if gradlane.rank() == 0:
+        for step in range(3):
+            optimizer.zero_grad()
+            loss_of(model, step).backward()
+            assert optimizer.step().fates == {"accepted": 4}
+    gl.barrier("worker 0 has closed three rounds")
+    if gradlane.rank() == 1:
+        loss_of(model, 9).backward()
+        outcome = optimizer.step()
+        assert outcome.fates == {"dropped_late": 4} and outcome.tick.round == 3
+    gathered = gl.allgather_object([one.detach().tolist() for one in model.parameters()])
+    assert all(one == gathered[0] for one in gathered)
+    if gradlane.rank() == 1:
+        assert optimizer.step().fates == {"accepted": 4}, "its next gradient is of present weights"
+
+
+def test_ssp_holds_a_fast_worker_and_a_step_that_was_too_late_goes_on():
+    model = made(9)
+    optimizer = gl.ServerOptimizer(
+        model.named_parameters(), rule=rules.SGD(lr=0.01), mode=gl.SSP(1), name="held", timeout=0.5
+    )
+    rank, size = gradlane.rank(), gradlane.size()
+
+    def step(number):
+        optimizer.zero_grad()
+        loss_of(model, number).backward()
+        return optimizer.step()
+
+    if rank == 0:
+        assert step(0).tick.ahead == 1
+        with pytest.raises(gradlane.TimeoutError, match="worker 1"):
+            step(1)
+    gl.barrier("worker 0 was held")
+    if rank > 0:
+        step(2)
+        step(3)
+    gl.barrier("the others have done two steps")
+    if rank == 0:
+        assert optimizer.step().tick.round == 2, "it sends nothing again"
+        optimizer.zero_grad()
+        optimizer.step()
+        assert set(optimizer.versions.values()) == {1 + 2 + 2 * (size - 1)}
+
+
+def test_other_modes_are_refused_on_all_workers_with_both_named():
+    mode = gl.SSP(gradlane.rank())
+    with pytest.raises(MismatchError, match="mode ssp:bound=0.*ssp:bound=1"):
+        gl.ServerOptimizer(made(0).named_parameters(), rule=rules.SGD(lr=0.1), mode=mode)
+    with pytest.raises(InvalidArgumentError, match="mode='ssp'"):
+        gl.ServerOptimizer(made(0).named_parameters(), rule=rules.SGD(lr=0.1), mode="ssp")

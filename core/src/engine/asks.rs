@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use super::driver::{Engine, locked};
 use super::handle::Handle;
+use super::metrics::Metrics;
 use crate::error::Result;
-use crate::types::{Answer, Ask, Done, StoreAnswer, StoreAsk, Tick, Ticked};
+use crate::types::{Answer, Ask, Done, Fate, StoreAnswer, StoreAsk, Tick, Ticked};
 
 impl Engine {
     /// Asks the store of the job, which the coordinator keeps for as long as it lives, and waits for the answer. A read that waits for its
@@ -36,7 +37,10 @@ impl Engine {
     pub fn tick(&self, tick: Tick, timeout: Option<Duration>) -> Result<Ticked> {
         let clock = tick.clock.clone();
         match self.ask(Ask::Tick(tick), "clock", &clock, timeout)? {
-            Answer::Ticked(ticked) => Ok(ticked),
+            Answer::Ticked(ticked) => {
+                Metrics::add(&self.shared.metrics.rounds_late, u64::from(ticked.fate == Fate::DroppedLate));
+                Ok(ticked)
+            }
             Answer::Store(_) => unreachable!("the membership checks that an answer fits what was asked"),
         }
     }

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
+use super::access::counting;
 use super::arrivals::Arrivals;
 use super::asked::{Asked, Submission};
 use super::dispatcher::Dispatcher;
@@ -320,8 +321,9 @@ impl Engine {
             // Where no value comes back to the device, the last step is no copy to it.
             let issue = device.filter(|_| demand.receives()).map(|_| handle.issue());
             state.loans.lend(id, &taken, vec![(source, destination)], issue, done);
-            if let Demand::Access { .. } = demand {
-                state.loans.tell_effect(id, handle.effect_teller());
+            if let Demand::Access { access, .. } = demand {
+                let teller = counting(access, &self.shared.metrics, handle.effect_teller());
+                state.loans.tell_effect(id, teller);
             }
             Ok(handle)
         });

@@ -184,6 +184,26 @@ metrics! {
         withdrawals: Counter of Count;
         /// Contributions with a NaN or an infinity that were found, as the setting `nan_check` asks. Counts parts.
         not_finite: Counter of Count, shared;
+        /// Changes of parameters that ended well, whatever became of them. Counts tensors.
+        changes: Counter of Count;
+        /// Changes among them that were scaled, because they were computed from a version that was too old.
+        changes_scaled: Counter of Count;
+        /// Changes among them that were discarded for the same reason.
+        changes_discarded: Counter of Count;
+        /// Changes among them that came after their round was closed.
+        changes_late: Counter of Count;
+        /// Changes among them that were computed from the version to which they came: their lag is 0.
+        changes_of_lag_0: Counter of Count;
+        /// Changes among them of a lag of 1 to 3 versions.
+        changes_of_lag_1_to_3: Counter of Count;
+        /// Changes among them of a lag of 4 to 15 versions.
+        changes_of_lag_4_to_15: Counter of Count;
+        /// Changes among them of a lag of 16 to 63 versions.
+        changes_of_lag_16_to_63: Counter of Count;
+        /// Changes among them of a lag of 64 or more versions.
+        changes_of_lag_64_or_more: Counter of Count;
+        /// Rounds of clocks that were closed without this worker.
+        rounds_late: Counter of Count;
         /// Parts that the workers of one machine reduced among themselves, whether the sums went on to a server or not.
         local_sums: Counter of Count;
         /// Bytes of these parts.

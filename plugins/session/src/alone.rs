@@ -159,7 +159,13 @@ impl Place for Alone {
     fn access(&self, asked: ParameterUse, _: Option<Duration>, ended: Ended) -> Result<Handle> {
         let asked = Parameters::check(asked)?;
         let id = self.begin()?;
+        let counts = asked.is_change();
         let used = self.parameters.access(asked);
+        if let Ok(effect) = &used
+            && counts
+        {
+            self.metrics.count_change(*effect);
+        }
         ended(id);
         Ok(Handle::used(id, used))
     }

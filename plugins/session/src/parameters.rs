@@ -60,6 +60,13 @@ struct Parameter {
     optimizer: Option<OptimizerState>,
 }
 
+impl Checked {
+    /// Whether it changes what has a value.
+    pub(crate) fn is_change(&self) -> bool {
+        self.access.sends() && self.access != Access::Init
+    }
+}
+
 impl Parameters {
     pub(crate) fn new() -> Self {
         Self { kept: Mutex::default(), kernels: Kernels::detect() }

@@ -5,7 +5,9 @@
 use std::time::Duration;
 
 use gradlane_core::Error;
-use gradlane_core::types::{Access, DType, Epoch, ExchangeId, LinkId, PartId, Phase, Round, Time, View, WorkerId};
+use gradlane_core::types::{
+    Access, DType, Epoch, ExchangeId, LinkId, Mode, PartId, Phase, Round, Time, Version, View, WorkerId,
+};
 use gradlane_core::wire::frame::{Progress, Stall};
 use gradlane_core::wire::{About, Contribute, Frame, Header, Reject, Sent, Service, Target, Use};
 
@@ -123,5 +125,16 @@ fn may_cost_the_link(context: &mut Context, like: ExchangeId) {
 
 fn pull_of(target: Target) -> Use {
     let sent = Sent::Nothing { checked: false };
-    Use { target, dtype: DType::F32, access: Access::Pull, urgency: 0, part_bytes: 64, rule: None, sent }
+    Use {
+        target,
+        dtype: DType::F32,
+        access: Access::Pull,
+        urgency: 0,
+        part_bytes: 64,
+        rule: None,
+        mode: Mode::ASYNC,
+        round_of_clock: 0,
+        basis: Version(0),
+        sent,
+    }
 }

@@ -317,8 +317,8 @@ impl WorkerProcess {
                 }
                 context.send_link(self.me, link, Input::LinkLost { link, error });
             }
-            Command::Resolve { submission, version, outcome, .. } if self.script.uses.contains_key(&submission) => {
-                self.resolve_use(context, submission, version, outcome);
+            Command::Resolve { submission, effect, outcome, .. } if self.script.uses.contains_key(&submission) => {
+                self.resolve_use(context, submission, effect, outcome);
             }
             Command::Resolve { submission, outcome, .. } => self.resolve(context, submission, outcome),
             Command::Declare { request, tensors, fuse } => {

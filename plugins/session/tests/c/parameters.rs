@@ -40,6 +40,9 @@ fn a_use_that_makes_no_sense_is_refused_by_the_field_that_is_wrong() {
         (GradlaneParameterUse { bytes: 12, ..good }, "buffers of 12 and 12 bytes"),
         (GradlaneParameterUse { value: null_mut(), ..good }, "a null pointer to 8 bytes"),
         (GradlaneParameterUse { memory: 2, ..good }, "memory 2"),
+        (GradlaneParameterUse { mode: c"asynk".as_ptr(), ..good }, "no mode asynk"),
+        (GradlaneParameterUse { mode: c"sync".as_ptr(), ..good }, "without a clock"),
+        (GradlaneParameterUse { round_of_clock: 1, ..good }, "the round of a clock"),
     ];
     for (wrong, problem) in wrong {
         let (mut told, mut operation) = (Told::new(), 0);
@@ -51,6 +54,38 @@ fn a_use_that_makes_no_sense_is_refused_by_the_field_that_is_wrong() {
     // SAFETY: null is what the function is asked about.
     let status = unsafe { gradlane_access(job.0, null(), &mut 0, null_mut()) };
     assert_eq!(status, GradlaneStatus::InvalidArgument);
+}
+
+#[test]
+fn a_gradient_of_a_round_is_applied_when_the_clock_is_ticked_and_its_fate_is_told() {
+    let job = Session::start();
+    let (mut value, mut gradient, mut out) = ([1.0_f32, 2.0], [1.0_f32, 4.0], [0.0_f32; 2]);
+    let by_clock = |access, memory: &mut [f32; 2], round_of_clock| GradlaneParameterUse {
+        rule: c"sgd:lr=0.5".as_ptr(),
+        mode: c"sync".as_ptr(),
+        clock: c"train".as_ptr(),
+        round_of_clock,
+        ..parameter(access, memory)
+    };
+    job.used(&by_clock(GradlaneAccess::Init, &mut value, 0));
+    assert_eq!(job.effect(&by_clock(GradlaneAccess::PushStep, &mut gradient, 1)), (1, GradlaneFate::Kept as u32, 0));
+    assert_eq!(job.tick(c"sync", 1), Ok((1, 1, 0)));
+    job.used(&by_clock(GradlaneAccess::Pull, &mut out, 1));
+    assert_eq!(out, [0.5, 0.0]);
+    let late = job.effect(&by_clock(GradlaneAccess::PushStep, &mut gradient, 1));
+    assert_eq!(late, (2, GradlaneFate::DroppedLate as u32, 0));
+    assert!(job.tick(c"ssp:bound=1", 2).unwrap_err().contains("ssp:bound=1"));
+    assert!(job.tick(c"sync", 3).unwrap_err().contains("round 3"));
+    let stale = |memory: &mut [f32; 2]| GradlaneParameterUse {
+        name: c"stale".as_ptr(),
+        mode: c"async:max_staleness=0,beyond=scale".as_ptr(),
+        ..parameter(GradlaneAccess::PushAdd, memory)
+    };
+    job.used(&GradlaneParameterUse { access: GradlaneAccess::Init as u32, ..stale(&mut value) });
+    assert_eq!(job.effect(&stale(&mut gradient)), (2, GradlaneFate::Accepted as u32, 0));
+    assert_eq!(job.effect(&stale(&mut gradient)), (3, GradlaneFate::Scaled as u32, 1));
+    job.used(&GradlaneParameterUse { access: GradlaneAccess::Pull as u32, ..stale(&mut out) });
+    assert_eq!(out, [1.0 + 1.0 + 0.5, 2.0 + 4.0 + 2.0]);
 }
 
 #[test]
@@ -124,6 +159,31 @@ impl Session {
             assert_eq!(gradlane_release(operation, told.error()), GradlaneStatus::Ok);
         }
         version
+    }
+
+    /// The version, the fate and the lag of a use.
+    fn effect(&self, parameter_use: &GradlaneParameterUse) -> (u64, u32, u32) {
+        let (operation, mut told) = (self.begin(parameter_use), Told::new());
+        let mut effect = GradlaneEffect { version: 0, fate: 0, lag: 0 };
+        // SAFETY: the variable lives in this function.
+        unsafe {
+            assert_eq!(gradlane_wait(operation, 0, told.error()), GradlaneStatus::Ok, "{}", told.text());
+            assert_eq!(gradlane_operation_effect(operation, &mut effect, told.error()), GradlaneStatus::Ok);
+            assert_eq!(gradlane_release(operation, told.error()), GradlaneStatus::Ok);
+        }
+        (effect.version, effect.fate, effect.lag)
+    }
+
+    /// The round, the step and the fate of a tick of the clock `train`, or the text of its error.
+    fn tick(&self, mode: &CStr, round: u64) -> Result<(u64, u64, u64), String> {
+        let (mut told, mut ticked) = (Told::new(), GradlaneTicked { round: 0, step: 0, ahead: 0, fate: 9 });
+        // SAFETY: the variables live in this function.
+        let status =
+            unsafe { gradlane_tick(self.0, c"train".as_ptr(), mode.as_ptr(), round, 1, 0, &mut ticked, told.error()) };
+        match status {
+            GradlaneStatus::Ok => Ok((ticked.round, ticked.step, ticked.fate)),
+            _ => Err(told.text().to_owned()),
+        }
     }
 }
 

@@ -197,7 +197,7 @@ impl WorkerProcess {
                 self.check_truth(context, task);
                 self.note_value(context, task, &header);
                 self.summed.insert(task);
-                self.worker.handle_pulled(now, task, Exchanged::Value(header.version));
+                self.worker.handle_pulled(now, task, Exchanged::Value(header.effect));
             }
             Ending::Rejected { task, error } => {
                 self.expect_notice(task, &error);

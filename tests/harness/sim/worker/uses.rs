@@ -6,7 +6,7 @@ use std::time::Duration;
 use gradlane_core::error::Result;
 use gradlane_core::mem::Ordinal;
 use gradlane_core::sched::{Task, TaskId};
-use gradlane_core::types::{Access, Demand, DeviceKind, InCopies, Priority, Span, Version};
+use gradlane_core::types::{Access, Demand, DeviceKind, Effect, InCopies, Priority, Span, Version};
 use gradlane_core::wire::{Sent, Use, Value};
 use gradlane_core::worker::{Tensor, Terms};
 
@@ -61,7 +61,7 @@ impl WorkerProcess {
             in_place: !is_apart,
             priority: PRIORITY,
         };
-        let terms = Terms { demand: Demand::Access(access), timeout };
+        let terms = Terms { demand: Demand::Access { access, round_of_clock: 0 }, timeout };
         let submission = self.worker.submit(context.now, &of.spec, tensor, terms);
         self.lent.insert(submission, vec![[source, source + usize::from(is_apart)]]);
         self.script.uses.insert(submission, Used { id, access, answered: Vec::new(), outcome: None });
@@ -93,8 +93,8 @@ impl WorkerProcess {
         // A task outlives its submission if nobody wants it any more.
         let Some(piece) = self.worker.pieces(task).next() else { return };
         let Some(used) = self.script.uses.get_mut(&piece.submission) else { return };
-        used.answered.push((piece.span, header.version));
-        context.witness.answered(used.id, used.access, piece.span, header.version);
+        used.answered.push((piece.span, header.effect.version));
+        context.witness.answered(used.id, used.access, piece.span, header.effect.version);
     }
 
     /// A use ended. Its memory is the caller's again.
@@ -102,14 +102,14 @@ impl WorkerProcess {
         &mut self,
         context: &mut Context,
         submission: u64,
-        version: Option<Version>,
+        effect: Option<Effect>,
         outcome: Result<()>,
     ) {
         let now = context.now;
         let used = self.script.uses.get_mut(&submission).expect("the caller found it");
         let (id, access) = (used.id, used.access);
         context.log.note(now, self.me.who, "uses", &[id.parameter as u64, id.index as u64], || {
-            format!("{used}: {version:?} {outcome:?}")
+            format!("{used}: {effect:?} {outcome:?}")
         });
         if used.outcome.replace(outcome.clone()).is_some() {
             let text = format!("{}: {used} resolves again", self.me.who);
@@ -142,6 +142,7 @@ impl WorkerProcess {
             let parts: Vec<UsedPart> = answered.iter().map(part).collect();
             let covered: u64 = answered.iter().map(|(span, _)| span.bytes).sum();
             let least = answered.iter().map(|(_, version)| *version).min();
+            let version = effect.map(|effect| effect.version);
             if covered != bytes.len() as u64 || version != least {
                 let text = format!("{what}: ends with {version:?} after {answered:?} of {} bytes", bytes.len());
                 context.witness.fail(now, Checker::Handle, text);
