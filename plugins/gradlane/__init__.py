@@ -83,6 +83,7 @@ from gradlane.errors import (
     UnsupportedError,
     UnusedParametersError,
 )
+from gradlane.kv import KVWorker
 from gradlane.modes import SSP, Async, Backup, Sync
 from gradlane.timeline import start_timeline, stop_timeline
 
@@ -108,6 +109,7 @@ __all__ = [
     "IncompatibleError",
     "InternalError",
     "InvalidArgumentError",
+    "KVWorker",
     "Max",
     "Min",
     "MismatchError",

@@ -330,7 +330,7 @@ class ChecksumError(Error):
 
 
 class NotFiniteError(InvalidArgumentError, builtins.ArithmeticError):
-    """A contribution has a NaN or an infinity, and the setting `nan_check` makes that an error."""
+    """A contribution has a NaN or an infinity, and the setting `nan_check` makes that an error; in `LocalSGD` it always is one."""
 
     def __init__(self, message: str, **fields: Any) -> None:
         super().__init__(message, **fields)

@@ -280,12 +280,26 @@ def _begin(access: str, name: str, value: Any, out: Any, options: _Options, *, w
     check_name(name)
     sends, receives = access != "pull", access.startswith(("pull", "push_pull"))
     in_place = receives and sends and out is None
-    target = _located("out", out, writable=True) if receives and not in_place else None
-    source = _located("value", value, writable=in_place) if sends else target
+    target = located_argument("out", out, writable=True) if receives and not in_place else None
+    source = located_argument("value", value, writable=in_place) if sends else target
     assert source is not None, "it sends or receives"
     if target is not None and source is not target:
         check_out(source, target, "value")
         check_apart("push_pull", uses_of(source, "value", target, "out"))
+    return begin_at(access, name, source, target, options.priority, options.timeout, waits=waits)
+
+
+def begin_at(
+    access: str, name: str, source: Buffer, target: Buffer | None, priority: int, timeout: float | None, *, waits: bool = False
+) -> Handle[Version]:
+    """Starts a use of checked arguments; the handle yields the version.
+
+    Args:
+        access: what to do, as the native module names it: `init`, `pull`, or `push` or `push_pull` with how it changes.
+        source: the memory of what is sent; of a pull, that for the value.
+        target: the memory for the value; None if there is none, or if it replaces what is sent.
+        waits: whether the caller waits for it next.
+    """
     _session.passes_over(name)
     kind = _kinds.get(name, _NO_KIND)
     if kind.clock is not None:
@@ -297,8 +311,8 @@ def _begin(access: str, name: str, value: Any, out: Any, options: _Options, *, w
         source.address,
         None if target is None else target.address,
         access,
-        options.priority,
-        options.timeout,
+        priority,
+        timeout,
         (source.owner, None if target is None else target.owner),
         waits,
         source.device,
@@ -315,7 +329,7 @@ def _version_of(native: _core.Handle) -> Version:
     return Version.of(*effect)
 
 
-def _located(argument: str, value: Any, *, writable: bool) -> Buffer:
+def located_argument(argument: str, value: Any, *, writable: bool) -> Buffer:
     """Finds the memory of an argument, which is named in errors."""
     torch = sys.modules.get("torch")
     is_tensor = torch is not None and isinstance(value, torch.Tensor)

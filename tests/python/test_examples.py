@@ -48,6 +48,17 @@ def test_digits_are_learnt_with_an_optimizer_on_the_servers_too(workers):
 
 
 @pytest.mark.torch
+@pytest.mark.parametrize("workers", [None, 3])
+def test_digits_are_learnt_by_local_sgd_with_an_eighth_of_the_bytes(workers):
+    pytest.importorskip("torch")
+    pytest.importorskip("sklearn")
+    ended = run("parameters/local_sgd.py", "--check", workers=workers)
+    assert ended.code == 0 and len(re.findall(r"^\w.* MB a worker", ended.output, re.MULTILINE)) == 5, ended.output
+    if workers:
+        assert re.findall(r"(\d+)% saved", ended.output) == ["0", *["88"] * 4], ended.output
+
+
+@pytest.mark.torch
 @pytest.mark.parametrize("workers", [None, 2])
 def test_hello_ends_with_one_checksum(workers):
     pytest.importorskip("torch")

@@ -64,3 +64,51 @@ def test_the_others_lose_no_step_and_agree(transport):
     assert ended.code == 0 and f"worker {victim} killed by signal 9 (SIGKILL)" in ended.output, ended.output
     told = [line for line in ended.output.splitlines() if line.startswith("steps ")]
     assert len(told) == 2 and len(set(told)) == 1, ended.output
+
+
+LOCALLY = (
+    SAY
+    + """
+import signal
+import gradlane.torch as gl
+import torch
+
+gl.init()
+me = gl.rank()
+weights = [torch.nn.Parameter(torch.zeros(3)) for _ in range(2)]
+optimizers = [torch.optim.SGD([weight], lr=1.0) for weight in weights]
+rules = gl.exchanges.Average(), gl.exchanges.Average(synchronous=False)
+together, alone = (
+    gl.LocalSGD([("w", weight)], optimizer, exchange=rule, every=1)
+    for weight, optimizer, rule in zip(weights, optimizers, rules)
+)
+
+for round in range(2):
+    for weight, optimizer in zip(weights, optimizers):
+        # Each worker goes on by its rank and one more.
+        weight.grad = torch.full((3,), -(me + 1.0))
+        optimizer.step()
+    if (me, round) == (2, 1):
+        os.kill(os.getpid(), signal.SIGKILL)
+    together.step()
+    while round == 1 and gl.size() == 3:
+        with alone.server_weights():  # waits for no worker
+            pass
+    for turn in range(gl.size()):
+        if turn == me:
+            alone.step()
+        gl.barrier(f"{round} {turn}")
+gl.shutdown()
+say(f"worker {me} has {weights[0][0].item()} and {weights[1][0].item()}")
+"""
+)
+
+
+@pytest.mark.over("shm", "quic")
+def test_models_of_local_sgd_are_averaged_over_those_that_are_left(transport):
+    command = [sys.executable, "-m", "gradlane", "run", "-n", "3", "-s", "2", "-o", "on_worker_loss=continue"]
+    env = over(transport) | {"OMP_NUM_THREADS": "1"}
+    [ended] = run_all([([*command, "--", sys.executable, "-c", LOCALLY], env)], timeout=90)
+    told = sorted(line for line in ended.output.splitlines() if line.startswith("worker ") and " has " in line)
+    # A mean of 1, 2 and 3, then of 1 and 2. Alone, each adds a third of its progress, and then a half.
+    assert ended.code == 0 and told == ["worker 0 has 3.5 and 2.5", "worker 1 has 3.5 and 3.5"], ended.output

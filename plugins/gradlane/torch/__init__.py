@@ -10,7 +10,7 @@ optimizer, and `ddp_comm_hook` goes under PyTorch's own wrapper. `CrossBarrier` 
 next forward pass begin while gradients are still in flight. `torch.distributed.init_process_group("gradlane")` puts the
 engine under everything that uses process groups, such as FSDP2. `fsdp.attach` averages models across nodes that FSDP2
 shards inside of them. `Store` is a store for process groups of any backend that no rank has to serve. `ServerOptimizer` trains
-asynchronously, with weights that live on the servers.
+asynchronously, with weights that live on the servers. `LocalSGD` exchanges models every few steps, in place of gradients in each.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from gradlane import (
 )
 from gradlane.errors import UnusedParametersError
 from gradlane.modes import SSP, Async, Backup, Sync
-from gradlane.torch import fsdp
+from gradlane.torch import exchanges, fsdp
 from gradlane.torch import library as _library  # noqa: F401  defines torch.ops.gradlane
 from gradlane.torch._group_options import ProcessGroupOptions
 from gradlane.torch.broadcast import (
@@ -73,6 +73,7 @@ from gradlane.torch.groups import (
     grouped_push_pull_async_,
 )
 from gradlane.torch.hook import State, ddp_comm_hook
+from gradlane.torch.local_sgd import LocalSGD
 from gradlane.torch.ops import (
     broadcast_,
     declare,
@@ -101,6 +102,7 @@ __all__ = [
     "DistributedOptimizer",
     "Error",
     "Handle",
+    "LocalSGD",
     "Max",
     "Min",
     "MismatchError",
@@ -129,6 +131,7 @@ __all__ = [
     "ddp_comm_hook",
     "declare",
     "elastic",
+    "exchanges",
     "fsdp",
     "grouped_push_pull",
     "grouped_push_pull_",

@@ -10,11 +10,11 @@ import torch
 
 from gradlane import _names, modes, parameters
 from gradlane._handle import Handle
-from gradlane._objects import gather_by_rank
-from gradlane.errors import Error, FailedPreconditionError, InvalidArgumentError, MismatchError
+from gradlane.errors import FailedPreconditionError, InvalidArgumentError
 from gradlane.modes import Async, Mode
 from gradlane.parameters import Version
 from gradlane.rules import Rule
+from gradlane.torch._on_servers import compare, ended, trained
 from gradlane.torch._owners import own
 from gradlane.torch.broadcast import broadcast_parameters
 
@@ -85,7 +85,7 @@ class ServerOptimizer(torch.optim.Optimizer):
         """
         if not isinstance(rule, Rule):
             raise InvalidArgumentError(f"rule={rule!r}; give one of gradlane.rules, such as rules.SGD(lr=0.1)")
-        self._named = _trained(named_parameters)
+        self._named = trained(named_parameters)
         own(self, list(self._named.items()))
         self._prefix, self._timeout = _names.namespace("server optimizer", name), timeout
         self.rule = rule
@@ -100,8 +100,8 @@ class ServerOptimizer(torch.optim.Optimizer):
         each round."""
         self._made: dict[str, Version] = {}
         super().__init__(list(self._named.values()), {"lr": rule.lr})
-        _compare(f"{self._prefix}/rule", "rule", str(rule))
-        _compare(f"{self._prefix}/mode", "mode", str(self.mode))
+        compare(f"{self._prefix}/rule", "rule", str(rule))
+        compare(f"{self._prefix}/mode", "mode", str(self.mode))
         # Else a part of one worker's could come first, and a part of another one's.
         broadcast_parameters(self._named, prefix=f"{self._prefix}/first ")
         paced = self.mode if isinstance(self.mode, Async) else self._clock
@@ -109,7 +109,7 @@ class ServerOptimizer(torch.optim.Optimizer):
             parameters.init_async(self._name(label), parameter.detach(), rule=rule, mode=paced, timeout=timeout)
             for label, parameter in self._named.items()
         ]
-        _ended(begun)
+        ended(begun)
         self.pull()
 
     @torch.no_grad()
@@ -185,7 +185,7 @@ class ServerOptimizer(torch.optim.Optimizer):
                 label: self._pulled(label, parameter) if parameter.grad is None else self._stepped(label, parameter)
                 for label, parameter in self._named.items()
             }
-            self.versions = self._made = dict(zip(begun, _ended(begun.values()), strict=True))
+            self.versions = self._made = dict(zip(begun, ended(begun.values()), strict=True))
         return self._tick()
 
     def _in_rounds(self) -> parameters.Tick | None:
@@ -193,7 +193,7 @@ class ServerOptimizer(torch.optim.Optimizer):
         if not self._is_sent:
             with_gradient = {label: each for label, each in self._named.items() if each.grad is not None}
             begun = {label: self._pushed(label, parameter) for label, parameter in with_gradient.items()}
-            self._made = dict(zip(begun, _ended(begun.values()), strict=True))
+            self._made = dict(zip(begun, ended(begun.values()), strict=True))
         tick = self._tick()
         self.pull()
         return tick
@@ -210,7 +210,7 @@ class ServerOptimizer(torch.optim.Optimizer):
     def pull(self) -> None:
         """Takes over the present weights, with the steps of all workers that were made."""
         begun = {label: self._pulled(label, parameter) for label, parameter in self._named.items()}
-        self.versions = dict(zip(begun, _ended(begun.values()), strict=True))
+        self.versions = dict(zip(begun, ended(begun.values()), strict=True))
 
     def _pulled(self, label: str, parameter: torch.nn.Parameter) -> Handle[Version]:
         return parameters.pull_async(self._name(label), parameter.detach(), timeout=self._timeout)
@@ -238,46 +238,3 @@ def _outcome(made: dict[str, Version], tick: parameters.Tick | None) -> StepOutc
         fate = tick.fate if version.fate == "kept" and tick is not None else version.fate
         fates[fate] = fates.get(fate, 0) + 1
     return StepOutcome(fates, max((version.lag for version in made.values()), default=0), tick)
-
-
-def _trained(named_parameters: Iterable[tuple[str, torch.nn.Parameter]]) -> dict[str, torch.nn.Parameter]:
-    named: dict[str, torch.nn.Parameter] = {}
-    for entry in named_parameters:
-        if not (isinstance(entry, tuple) and len(entry) == 2 and isinstance(entry[0], str)):
-            raise InvalidArgumentError("give model.named_parameters(): each parameter with its name")
-        label, parameter = entry
-        if label in named:
-            raise InvalidArgumentError(f"two parameters are called {label}; give each its own name")
-        if parameter.requires_grad:
-            named[label] = parameter
-    if not named:
-        raise InvalidArgumentError("no parameter requires a gradient; there is nothing to train")
-    return named
-
-
-def _compare(name: str, field: str, value: str) -> None:
-    """Raises on all workers if one has another rule, or another mode."""
-    values = gather_by_rank(value, name, plain=True)
-    first = next(iter(values))
-    for rank, other in values.items():
-        if other != values[first]:
-            raise MismatchError(
-                f"worker {first} has the {field} {values[first]}, worker {rank} has {other}; give all workers the same",
-                tensor=name,
-                field=field,
-                first=(first, values[first]),
-                second=(rank, other),
-            )
-
-
-def _ended(handles: Iterable[Handle[Version]]) -> list[Version]:
-    """What they yield, once all have ended; the first error of all of them."""
-    versions, error = [], None
-    for handle in handles:
-        try:
-            versions.append(handle.wait())
-        except Error as failed:
-            error = error or failed
-    if error is not None:
-        raise error
-    return versions
