@@ -11,16 +11,77 @@ servers compute in float32, in float64 for float64. For float16 and bfloat16 the
 small steps add up.
 
 `clip_value` clamps each element of a gradient to plus or minus that, before all else; 0 is for no bound.
+
+A *schedule* lets the learning rate follow the steps, that is, how often the rule was applied to the parameter (to each part
+of a large one), by the gradients of all workers:
+
+    rule = rules.AdamW(lr=1e-3, schedule=rules.Cosine(10_000, minimum=1e-5, warm_up=100))
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from gradlane.errors import InvalidArgumentError
 
-__all__ = ["SGD", "Adagrad", "Adam", "AdamW", "Adamax", "Lion", "RMSprop", "Rule"]
+__all__ = [
+    "SGD",
+    "Adagrad",
+    "Adam",
+    "AdamW",
+    "Adamax",
+    "Constant",
+    "Cosine",
+    "Lion",
+    "Polynomial",
+    "RMSprop",
+    "Rule",
+    "Schedule",
+    "StepDecay",
+]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """What all schedules are: use one of those below."""
+
+    warm_up: int = dataclasses.field(default=0, kw_only=True)
+    """The rate rises to `lr` within so many steps first: lr·(k+1)/warm_up, with k steps before. Then the schedule begins."""
+
+
+@dataclass(frozen=True)
+class Constant(Schedule):
+    """The rate stays `lr`."""
+
+
+@dataclass(frozen=True)
+class StepDecay(Schedule):
+    """The rate is multiplied by `gamma` after every `every` steps, as `StepLR` does."""
+
+    every: int
+    gamma: float = 0.1
+
+
+@dataclass(frozen=True)
+class Cosine(Schedule):
+    """The rate falls from `lr` to `minimum` within `steps` steps, as `CosineAnnealingLR` does, and stays there."""
+
+    steps: int
+    minimum: float = 0.0
+
+
+@dataclass(frozen=True)
+class Polynomial(Schedule):
+    """The rate is lr·(1 - k/steps)^power, as that of `PolynomialLR`, and 0 from there on."""
+
+    steps: int
+    power: float = 1.0
+
+
+_SCHEDULES: dict[type, str] = {Constant: "const", StepDecay: "step", Cosine: "cosine", Polynomial: "poly"}
+"""How the engine calls them."""
 
 
 @dataclass(frozen=True)
@@ -29,23 +90,35 @@ class Rule:
 
     lr: float = 1e-3
     """The learning rate."""
+    schedule: Schedule | None = dataclasses.field(default=None, kw_only=True)
+    """How the learning rate follows the steps; None if it stays."""
 
     def __str__(self) -> str:
         """As the engine reads it, such as `sgd:lr=0.1`. Each call that takes a rule takes this text too."""
-        numbers = ",".join(f"{name}={value!r}" for name, value in self._numbers())
-        return f"{type(self).__name__.lower()}:{numbers}"
+        return f"{type(self).__name__.lower()}:{','.join(self._settings())}"
 
-    def _numbers(self) -> list[tuple[str, float]]:
-        numbers: list[tuple[str, float]] = []
+    def _settings(self) -> Iterator[str]:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if field.name != "betas":
-                numbers.append((field.name, _number(field.name, value)))
-                continue
-            if not isinstance(value, tuple | list) or len(value) != 2:
-                raise InvalidArgumentError(f"betas={value!r}; give two numbers")
-            numbers += [(f"beta{index}", _number("betas", beta)) for index, beta in enumerate(value, 1)]
-        return numbers
+            if field.name == "schedule":
+                yield from _schedule(value)
+            elif field.name == "betas":
+                if not isinstance(value, tuple | list) or len(value) != 2:
+                    raise InvalidArgumentError(f"betas={value!r}; give two numbers")
+                yield from (f"beta{index}={_number('betas', beta)!r}" for index, beta in enumerate(value, 1))
+            else:
+                yield f"{field.name}={_number(field.name, value)!r}"
+
+
+def _schedule(schedule: object) -> Iterator[str]:
+    """The settings of a schedule."""
+    if schedule is None:
+        return
+    if type(schedule) not in _SCHEDULES:
+        raise InvalidArgumentError(f"schedule={schedule!r}; give one of gradlane.rules, such as rules.Cosine(1000)")
+    yield f"schedule={_SCHEDULES[type(schedule)]}"
+    for field in dataclasses.fields(schedule):  # type: ignore[arg-type]
+        yield f"{field.name}={_number(field.name, getattr(schedule, field.name))!r}"
 
 
 def _number(name: str, value: object) -> float:

@@ -1,5 +1,7 @@
 """Rules: optimizers on the servers do what those of PyTorch do."""
 
+import math
+
 import gradlane
 import numpy as np
 import pytest
@@ -82,6 +84,55 @@ def test_a_hundred_steps_are_those_of_pytorch(rule, peer, dtype):
     assert parameters.pull(name, value) == 1 + STEPS
     error = 1e-12 if dtype == torch.float64 else 2e-6
     torch.testing.assert_close(value.double(), ours.detach(), rtol=error, atol=error)
+
+
+def warmed(after):
+    """A scheduler of PyTorch behind ten steps in which the rate rises."""
+
+    def begin(optimizer):
+        rising = torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, 1.0, total_iters=9)
+        return torch.optim.lr_scheduler.SequentialLR(optimizer, [rising, after(optimizer)], milestones=[10])
+
+    return begin
+
+
+SCHEDULES = [
+    (rules.Constant(warm_up=10), warmed(lambda o: torch.optim.lr_scheduler.ConstantLR(o, 1.0))),
+    (rules.StepDecay(30, gamma=0.5), lambda o: torch.optim.lr_scheduler.StepLR(o, 30, gamma=0.5)),
+    (rules.StepDecay(7, gamma=0.8, warm_up=10), warmed(lambda o: torch.optim.lr_scheduler.StepLR(o, 7, gamma=0.8))),
+    (rules.Cosine(STEPS, minimum=1e-4), lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, STEPS, eta_min=1e-4)),
+    (
+        rules.Cosine(90, warm_up=10),
+        lambda o: torch.optim.lr_scheduler.LambdaLR(
+            o, lambda k: (k + 1) / 10 if k < 10 else (1 + math.cos(math.pi * (k - 10) / 90)) / 2
+        ),
+    ),
+    (rules.Polynomial(80, power=2), lambda o: torch.optim.lr_scheduler.PolynomialLR(o, 80, power=2)),
+    (rules.Polynomial(60, warm_up=10), warmed(lambda o: torch.optim.lr_scheduler.PolynomialLR(o, 60))),
+]
+
+
+@pytest.mark.parametrize(("schedule", "peer"), SCHEDULES, ids=[str(schedule) for schedule, _ in SCHEDULES])
+@pytest.mark.parametrize("name", ["SGD", "AdamW", "Adagrad"])
+def test_a_schedule_is_that_of_pytorch(name, schedule, peer):
+    """The rate follows the steps of all workers together, on each part, in one order for all of them."""
+    rule = getattr(rules, name)(lr=0.02, weight_decay=0.1, schedule=schedule)
+    label, first = str(rule), gradients(1000, (7, 13)).double()
+    parameters.init(label, first, rule=rule)
+    ours = torch.nn.Parameter(first.clone())
+    optimizer = getattr(torch.optim, name)([ours], lr=0.02, weight_decay=0.1)
+    scheduler = peer(optimizer)
+    for step in range(STEPS):
+        gradlane.barrier(f"before {step} of {label}")
+        ours.grad = gradients(step, (7, 13)).double()
+        optimizer.step()
+        scheduler.step()
+        if step % gradlane.size() == gradlane.rank():
+            parameters.push(label, ours.grad, update="step")
+    gradlane.barrier(f"was changed {label}")
+    value = torch.empty_like(first)
+    assert parameters.pull(label, value) == 1 + STEPS
+    torch.testing.assert_close(value, ours.detach(), rtol=1e-9, atol=1e-9)
 
 
 def test_large_tensors_on_all_servers_are_changed_as_one():
@@ -169,6 +220,14 @@ def test_a_parameter_with_a_rule_is_none_without():
         (rules.SGD(nesterov=True), "nesterov"),
         (rules.SGD(lr="fast"), "lr='fast'"),
         (rules.Adam(betas=0.9), "betas=0.9"),
+        ("sgd:schedule=linear", "one of const, step, cosine, poly"),
+        (rules.SGD(schedule=rules.Cosine(0)), "schedule cosine without steps"),
+        (rules.SGD(schedule=rules.Cosine(100, minimum=1.0)), "minimum is 1"),
+        (rules.SGD(schedule=rules.StepDecay(2.5)), "every is 2.5"),
+        (rules.SGD(schedule=rules.Polynomial("many")), "steps='many'"),
+        (rules.SGD(schedule="cosine"), "schedule='cosine'"),
+        (rules.SGD(schedule=rules.Schedule(warm_up=10)), "schedule=Schedule"),
+        (rules.SGD(schedule=torch.optim.lr_scheduler.StepLR), "gradlane.rules"),
         (torch.optim.SGD, "gradlane.rules"),
     ],
 )

@@ -18,6 +18,7 @@ mod adamax;
 mod lion;
 mod rmsprop;
 mod run;
+mod schedule;
 mod sgd;
 mod terms;
 
