@@ -48,6 +48,9 @@ __all__ = ["init", "init_async", "pull", "pull_async", "push", "push_async", "pu
 Update = Literal["add", "assign", "step"]
 """How a push changes a parameter: it adds to it, element by element; it takes its place; or it is a gradient for its rule."""
 
+Kind = Literal["value", "ema", "window"]
+"""What a pull reads: the value, or an average of its values that its rule keeps."""
+
 _rules: dict[str, str] = {}
 """The rules that this worker has given to parameters of its session."""
 
@@ -111,12 +114,15 @@ def push_async(
     return _begin(_pushing("push", update), name, value, None, _options(priority, timeout), waits=False)
 
 
-def pull(name: str, out: Any, *, priority: int = 0, timeout: float | None = None) -> int:
+def pull(
+    name: str, out: Any, *, kind: Kind = "value", priority: int = 0, timeout: float | None = None
+) -> int:
     """Read a parameter into `out`.
 
     Args:
         name: that of a parameter that has a value.
         out: a writable tensor of its dtype and shape. On a device the value is complete when the call returns.
+        kind: "value"; or "ema" or "window" for that average of its values, if its rule keeps it: see `gradlane.rules`.
         priority: higher goes first; only the order matters.
         timeout: as for `init`.
     Returns:
@@ -124,14 +130,17 @@ def pull(name: str, out: Any, *, priority: int = 0, timeout: float | None = None
     Raises:
         FailedPreconditionError: the parameter has no value yet, or the job has no server.
         MismatchError: as `init`.
-        InvalidArgumentError: an argument is not what it should be; it is named.
+        InvalidArgumentError: an argument is not what it should be, or an average that the rule which this worker gave to
+            the parameter does not keep; it is named.
     """
-    return _begin("pull", name, None, out, _options(priority, timeout), waits=True).wait()
+    return _begin(_pulling(kind), name, None, out, _options(priority, timeout), waits=True).wait()
 
 
-def pull_async(name: str, out: Any, *, priority: int = 0, timeout: float | None = None) -> Handle[int]:
+def pull_async(
+    name: str, out: Any, *, kind: Kind = "value", priority: int = 0, timeout: float | None = None
+) -> Handle[int]:
     """Like `pull`, but returns at once. Do not use `out` until the handle is done, nor resize it."""
-    return _begin("pull", name, None, out, _options(priority, timeout), waits=False)
+    return _begin(_pulling(kind), name, None, out, _options(priority, timeout), waits=False)
 
 
 def push_pull(
@@ -196,6 +205,13 @@ def _pushing(call: str, update: object) -> str:
     return f"{call}_{update}"
 
 
+def _pulling(kind: object) -> str:
+    """The native module's name of a pull that reads this."""
+    if kind not in ("value", "ema", "window"):
+        raise InvalidArgumentError(f'kind={kind!r}; give "value", "ema" or "window"')
+    return "pull" if kind == "value" else f"pull_{kind}"
+
+
 def _keep_rule(name: str, rule: object) -> None:
     """Notes the rule that this worker gives to a parameter of its session."""
     text = rules.text_of(rule)
@@ -211,7 +227,7 @@ def _keep_rule(name: str, rule: object) -> None:
 def _begin(access: str, name: str, value: Any, out: Any, options: _Options, *, waits: bool) -> Handle[int]:
     """Starts a use; the handle yields the version. What the call does not have is None, of value and out."""
     check_name(name)
-    sends, receives = access != "pull", access.startswith(("pull", "push_pull"))
+    sends, receives = not access.startswith("pull"), access.startswith(("pull", "push_pull"))
     in_place = receives and sends and out is None
     target = _located("out", out, writable=True) if receives and not in_place else None
     source = _located("value", value, writable=in_place) if sends else target

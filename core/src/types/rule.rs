@@ -8,8 +8,8 @@ use crate::error::{Error, Result};
 
 mod table;
 
-use table::{COMMON, OF_SCHEDULES, Range, Row, Setting, TABLE};
-pub use table::{Optimizer, Schedule};
+pub use table::{Average, Optimizer, Schedule};
+use table::{COMMON, OF_AVERAGES, OF_SCHEDULES, Range, Row, Setting, TABLE};
 
 /// An optimizer with its settings.
 ///
@@ -102,6 +102,11 @@ impl Rule {
         Schedule::ALL[self.setting("schedule") as usize]
     }
 
+    /// Whether it keeps this average of the values that it makes.
+    pub fn keeps(&self, average: Average) -> bool {
+        self.setting(average.name()) > 0.0
+    }
+
     /// Whether it can change elements of this type: floats.
     pub const fn changes(&self, dtype: DType) -> bool {
         dtype.is_float()
@@ -121,8 +126,10 @@ impl Rule {
             Range::NotNegative => (value >= 0.0, "0 or above"),
             Range::Share => ((0.0..1.0).contains(&value), "from 0 to below 1"),
             Range::Factor => (value > 0.0 && value <= 1.0, "above 0 and at most 1"),
+            Range::Portion => ((0.0..=1.0).contains(&value), "from 0 to 1"),
             Range::Switch => (value == 0.0 || value == 1.0, "0 or 1"),
             Range::Steps => (is_whole(value), "of steps, whole and 0 or above"),
+            Range::SomeSteps => (is_whole(value) && value > 0.0, "of steps, whole and 1 or above"),
             Range::Schedule => (is_whole(value) && value < Schedule::ALL.len() as f64, "that is a code of a schedule"),
         };
         if !is_fine || !value.is_finite() {
@@ -148,6 +155,14 @@ impl Rule {
             });
         }
         self.check_schedule()?;
+        for (setting, of) in OF_AVERAGES {
+            if self.is_set(setting) && !self.is_set(of) {
+                return Err(Error::InvalidArgument {
+                    what: format!("rule {self}: {setting} without {of}"),
+                    hint: format!("give {of} too, for an average"),
+                });
+            }
+        }
         Ok(self)
     }
 
@@ -282,6 +297,7 @@ mod tests {
             "adamw:lr=0.01,schedule=step,warm_up=5,every=30,gamma=0.5",
             "adam:schedule=cosine,steps=1000,minimum=0.0001",
             "adagrad:schedule=poly,steps=1000,power=2",
+            "sgd:ema=0.999,ema_ramp=1,window=0.5,window_min=10,window_max=100",
         ] {
             assert_eq!(text.parse::<Rule>().unwrap().to_string(), text);
         }
@@ -316,16 +332,24 @@ mod tests {
             ("sgd:schedule=cosine,steps=1.5", "steps is 1.5"),
             ("sgd:warm_up=-1", "warm_up is -1"),
             ("sgd:warm_up=inf", "warm_up is inf"),
+            ("sgd:ema=1", "ema is 1"),
+            ("sgd:ema_ramp=1", "ema_ramp without ema"),
+            ("sgd:window=1.5", "window is 1.5"),
+            ("sgd:window_max=5", "window_max without window"),
+            ("sgd:window=1,window_min=0", "window_min is 0"),
         ] {
             let error = text.parse::<Rule>().unwrap_err().to_string();
             assert!(error.contains(named), "{text}: {error}");
         }
-        for (code, settings) in [(0, 6), (9, 6), (1, 5), (1, 7), (1, 12), (1, 14)] {
+        for (code, settings) in [(0, 6), (9, 6), (1, 5), (1, 7), (1, 17), (1, 19)] {
             assert!(Rule::from_wire(code, &vec![0.0; settings]).is_err(), "{code} {settings}");
         }
         assert!(Rule::from_wire(1, &[f64::NAN, 0.0, 0.0, 0.0, 0.0, 0.0]).is_err());
         assert!(Rule::from_wire(1, &[0.1, -0.0, 0.0, 0.0, 0.0, 0.0]).is_err());
-        let with = |schedule, warm_up| [0.1, 0.0, 0.0, 0.0, 0.0, 0.0, schedule, warm_up, 0.0, 0.1, 0.0, 0.0, 1.0];
+        let with = |schedule, warm_up| {
+            let own = [0.1, 0.0, 0.0, 0.0, 0.0, 0.0];
+            [&own[..], &[schedule, warm_up, 0.0, 0.1, 0.0, 0.0, 1.0], &[0.0, 0.0, 0.0, 1e4, 1e4]].concat()
+        };
         assert_eq!(Rule::from_wire(1, &with(0.0, 5.0)), "sgd:lr=0.1,warm_up=5".parse());
         for (schedule, warm_up, why) in
             [(0.0, 0.0, "are not set"), (4.0, 5.0, "schedule is 4"), (0.5, 5.0, "schedule is 0.5")]

@@ -34,6 +34,15 @@ pub enum Schedule {
     Poly = 3,
 }
 
+/// An average of the values that a rule makes, step by step.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum Average {
+    /// An exponential one: the setting `ema`.
+    Ema,
+    /// The mean of the last steps: the setting `window`.
+    Window,
+}
+
 /// What is known of an optimizer without running it.
 pub(super) struct Row {
     pub(super) optimizer: Optimizer,
@@ -64,10 +73,14 @@ pub(super) enum Range {
     Share,
     /// Above 0, and at most 1.
     Factor,
+    /// From 0 to 1.
+    Portion,
     /// 0 for no, 1 for yes.
     Switch,
     /// A number of steps.
     Steps,
+    /// A number of steps, of 1 or more.
+    SomeSteps,
     /// A code of a schedule. Users write its name.
     Schedule,
 }
@@ -180,7 +193,7 @@ pub(super) const TABLE: [Row; 7] = [
 ];
 
 /// The settings that every rule has, behind those of its optimizer, in the order in which they travel.
-pub(super) const COMMON: [Setting; 7] = [
+pub(super) const COMMON: [Setting; 12] = [
     Setting { name: "schedule", default: 0.0, range: Range::Schedule },
     // The rate rises from 0 in so many steps first. The schedule begins behind them.
     steps("warm_up"),
@@ -189,6 +202,13 @@ pub(super) const COMMON: [Setting; 7] = [
     steps("steps"),
     not_negative("minimum", 0.0),
     positive("power", 1.0),
+    // What is kept of an exponential average at each step; 0 for no such average.
+    share("ema", 0.0),
+    switch("ema_ramp"),
+    // How long the window is, as a share of all steps; 0 for no window.
+    Setting { name: "window", default: 0.0, range: Range::Portion },
+    Setting { name: "window_min", default: 10_000.0, range: Range::SomeSteps },
+    Setting { name: "window_max", default: 10_000.0, range: Range::SomeSteps },
 ];
 
 /// The settings of schedules: which ones each is for, and whether they need it.
@@ -199,6 +219,10 @@ pub(super) const OF_SCHEDULES: [(&str, &[Schedule], bool); 5] = [
     ("minimum", &[Schedule::Cosine], false),
     ("power", &[Schedule::Poly], false),
 ];
+
+/// The settings of averages, and the one without which they say nothing.
+pub(super) const OF_AVERAGES: [(&str, &str); 3] =
+    [("ema_ramp", "ema"), ("window_min", "window"), ("window_max", "window")];
 
 impl Optimizer {
     /// All of them, in the order of their codes.
@@ -237,6 +261,16 @@ impl Schedule {
             Self::Step => "step",
             Self::Cosine => "cosine",
             Self::Poly => "poly",
+        }
+    }
+}
+
+impl Average {
+    /// The name that users write, which is that of the setting by which a rule keeps it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Ema => "ema",
+            Self::Window => "window",
         }
     }
 }

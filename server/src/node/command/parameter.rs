@@ -1,6 +1,6 @@
 //! The steps of the part of a parameter.
 
-use gradlane_core::types::{DType, ExchangeId, Rule};
+use gradlane_core::types::{Average, DType, ExchangeId, Rule};
 use gradlane_core::wire::Value;
 
 /// A step in the life of a part: `Receive`, then `Change` or `Forget`, for any number of exchanges at once, with `Answer` in between; `Drop`.
@@ -33,6 +33,8 @@ pub enum ValueStep {
     Answer {
         /// On which exchange.
         exchange: ExchangeId,
+        /// The average that goes in place of the value.
+        average: Option<Average>,
         /// Complete.
         header: Value,
     },
