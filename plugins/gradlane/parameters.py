@@ -56,6 +56,9 @@ __all__ = [
 Update = Literal["add", "assign", "step"]
 """How a push changes a parameter: it adds to it, element by element; it takes its place; or it is a gradient for its rule."""
 
+Kind = Literal["value", "ema", "window"]
+"""What a pull reads: the value, or an average of its values that its rule keeps."""
+
 
 class Version(int):
     """The version of a parameter that a call has made or read, and what became of the change. It is an `int`."""
@@ -86,7 +89,7 @@ class Version(int):
 
 
 @dataclass(frozen=True, slots=True)
-class _Kind:
+class _Said:
     """What this worker has said of a parameter when it gave it its first value."""
 
     rule: str | None
@@ -94,8 +97,8 @@ class _Kind:
     clock: Clock | None
 
 
-_NO_KIND = _Kind(None, None, None)
-_kinds: dict[str, _Kind] = {}
+_UNSAID = _Said(None, None, None)
+_said: dict[str, _Said] = {}
 """What this worker has said of the parameters of its session that have a rule or a mode."""
 
 
@@ -126,7 +129,7 @@ def init(
         FailedPreconditionError: the job has no server.
         InvalidArgumentError: an argument is not what it should be; it is named.
     """
-    _keep_kind(name, rule, mode)
+    _keep_said(name, rule, mode)
     return _begin("init", name, value, None, _options(0, timeout), waits=True).wait()
 
 
@@ -139,7 +142,7 @@ def init_async(
     timeout: float | None = None,
 ) -> Handle[Version]:
     """Like `init`, but returns at once. Do not change `value` until the handle is done, nor resize it."""
-    _keep_kind(name, rule, mode)
+    _keep_said(name, rule, mode)
     return _begin("init", name, value, None, _options(0, timeout), waits=False)
 
 
@@ -172,12 +175,15 @@ def push_async(
     return _begin(_pushing("push", update), name, value, None, _options(priority, timeout), waits=False)
 
 
-def pull(name: str, out: Any, *, priority: int = 0, timeout: float | None = None) -> Version:
+def pull(
+    name: str, out: Any, *, kind: Kind = "value", priority: int = 0, timeout: float | None = None
+) -> Version:
     """Read a parameter into `out`.
 
     Args:
         name: that of a parameter that has a value.
         out: a writable tensor of its dtype and shape. On a device the value is complete when the call returns.
+        kind: "value"; or "ema" or "window" for that average of its values, if its rule keeps it: see `gradlane.rules`.
         priority: higher goes first; only the order matters.
         timeout: as for `init`.
     Returns:
@@ -185,14 +191,17 @@ def pull(name: str, out: Any, *, priority: int = 0, timeout: float | None = None
     Raises:
         FailedPreconditionError: the parameter has no value yet, or the job has no server.
         MismatchError: as `init`.
-        InvalidArgumentError: an argument is not what it should be; it is named.
+        InvalidArgumentError: an argument is not what it should be, or an average that the rule which this worker gave to
+            the parameter does not keep; it is named.
     """
-    return _begin("pull", name, None, out, _options(priority, timeout), waits=True).wait()
+    return _begin(_pulling(kind), name, None, out, _options(priority, timeout), waits=True).wait()
 
 
-def pull_async(name: str, out: Any, *, priority: int = 0, timeout: float | None = None) -> Handle[Version]:
+def pull_async(
+    name: str, out: Any, *, kind: Kind = "value", priority: int = 0, timeout: float | None = None
+) -> Handle[Version]:
     """Like `pull`, but returns at once. Do not use `out` until the handle is done, nor resize it."""
-    return _begin("pull", name, None, out, _options(priority, timeout), waits=False)
+    return _begin(_pulling(kind), name, None, out, _options(priority, timeout), waits=False)
 
 
 def push_pull(
@@ -257,7 +266,14 @@ def _pushing(call: str, update: object) -> str:
     return f"{call}_{update}"
 
 
-def _keep_kind(name: str, rule: object, mode: object) -> None:
+def _pulling(kind: object) -> str:
+    """The native module's name of a pull that reads this."""
+    if kind not in ("value", "ema", "window"):
+        raise InvalidArgumentError(f'kind={kind!r}; give "value", "ema" or "window"')
+    return "pull" if kind == "value" else f"pull_{kind}"
+
+
+def _keep_said(name: str, rule: object, mode: object) -> None:
     """Notes what this worker says of a parameter of its session."""
     text = rules.text_of(rule)
     check_name(name)
@@ -266,19 +282,19 @@ def _keep_kind(name: str, rule: object, mode: object) -> None:
             raise InvalidArgumentError(f'mode={mode!r}; give the clock of its workers, such as parameters.Clock("train", {mode!r})')
         raise InvalidArgumentError(f"mode={mode!r}; give modes.Async(...), or a parameters.Clock")
     clock = mode if isinstance(mode, Clock) else None
-    kind = _Kind(text, None if mode is None else str(mode if clock is None else clock.mode), clock)
-    if kind == _NO_KIND:
-        _kinds.pop(name, None)
+    said = _Said(text, None if mode is None else str(mode if clock is None else clock.mode), clock)
+    if said == _UNSAID:
+        _said.pop(name, None)
         return
-    if not _kinds:
-        _session.after_leaving(_kinds.clear)
-    _kinds[name] = kind
+    if not _said:
+        _session.after_leaving(_said.clear)
+    _said[name] = said
 
 
 def _begin(access: str, name: str, value: Any, out: Any, options: _Options, *, waits: bool) -> Handle[Version]:
     """Starts a use; the handle yields the version. What the call does not have is None, of value and out."""
     check_name(name)
-    sends, receives = access != "pull", access.startswith(("pull", "push_pull"))
+    sends, receives = not access.startswith("pull"), access.startswith(("pull", "push_pull"))
     in_place = receives and sends and out is None
     target = located_argument("out", out, writable=True) if receives and not in_place else None
     source = located_argument("value", value, writable=in_place) if sends else target
@@ -301,9 +317,9 @@ def begin_at(
         waits: whether the caller waits for it next.
     """
     _session.passes_over(name)
-    kind = _kinds.get(name, _NO_KIND)
-    if kind.clock is not None:
-        kind.clock.joined()
+    said = _said.get(name, _UNSAID)
+    if said.clock is not None:
+        said.clock.joined()
     native = _session.session().access(
         name,
         source.dtype,
@@ -317,8 +333,8 @@ def begin_at(
         waits,
         source.device,
         (source.stream, None if target is None else target.stream),
-        (kind.rule, kind.mode, None if kind.clock is None else kind.clock.name),
-        0 if kind.clock is None else kind.clock.round_of(is_gradient=access.endswith("step")),
+        (said.rule, said.mode, None if said.clock is None else said.clock.name),
+        0 if said.clock is None else said.clock.round_of(is_gradient=access.endswith("step")),
     )
     return Handle(native, lambda: _version_of(native))
 

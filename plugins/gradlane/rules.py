@@ -11,16 +11,115 @@ servers compute in float32, in float64 for float64. For float16 and bfloat16 the
 small steps add up.
 
 `clip_value` clamps each element of a gradient to plus or minus that, before all else; 0 is for no bound.
+
+A *schedule* lets the learning rate follow the steps, that is, how often the rule was applied to the parameter (to each part
+of a large one), by the gradients of all workers:
+
+    rule = rules.AdamW(lr=1e-3, schedule=rules.Cosine(10_000, minimum=1e-5, warm_up=100))
+
+A rule can keep *averages* of the values that it makes, for evaluation, in float32 or float64 too. They follow its steps: what
+is added or assigned to the parameter counts from the next step on. Before the first one they are the value. They change
+nothing else, and are read into a tensor of the parameter's dtype:
+
+    rule = rules.AdamW(lr=1e-3, ema=rules.EMA(0.999), window=rules.Window(0.15))
+    parameters.pull("w", averaged, kind="ema")
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from gradlane.errors import InvalidArgumentError
 
-__all__ = ["SGD", "Adagrad", "Adam", "AdamW", "Adamax", "Lion", "RMSprop", "Rule"]
+__all__ = [
+    "EMA",
+    "SGD",
+    "Adagrad",
+    "Adam",
+    "AdamW",
+    "Adamax",
+    "Constant",
+    "Cosine",
+    "Lion",
+    "Polynomial",
+    "RMSprop",
+    "Rule",
+    "Schedule",
+    "StepDecay",
+    "Window",
+]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """What all schedules are: use one of those below."""
+
+    warm_up: int = dataclasses.field(default=0, kw_only=True)
+    """The rate rises to `lr` within so many steps first: lr·(k+1)/warm_up, with k steps before. Then the schedule begins."""
+
+
+@dataclass(frozen=True)
+class Constant(Schedule):
+    """The rate stays `lr`."""
+
+
+@dataclass(frozen=True)
+class StepDecay(Schedule):
+    """The rate is multiplied by `gamma` after every `every` steps, as `StepLR` does."""
+
+    every: int
+    gamma: float = 0.1
+
+
+@dataclass(frozen=True)
+class Cosine(Schedule):
+    """The rate falls from `lr` to `minimum` within `steps` steps, as `CosineAnnealingLR` does, and stays there."""
+
+    steps: int
+    minimum: float = 0.0
+
+
+@dataclass(frozen=True)
+class Polynomial(Schedule):
+    """The rate is lr·(1 - k/steps)^power, as that of `PolynomialLR`, and 0 from there on."""
+
+    steps: int
+    power: float = 1.0
+
+
+_SCHEDULES: dict[type, str] = {Constant: "const", StepDecay: "step", Cosine: "cosine", Polynomial: "poly"}
+"""How the engine calls them."""
+
+
+@dataclass(frozen=True)
+class EMA:
+    """The exponential average: after each step decay·average + (1 - decay)·value, at first the value before the first step."""
+
+    decay: float = 0.999
+    ramp: bool = False
+    """Whether early values count more: at step n the decay is min(decay, (1 + n) / (10 + n)), as TensorFlow has it."""
+
+
+@dataclass(frozen=True)
+class Window:
+    """The mean of the last values, as Paddle's `ModelAverage` has it.
+
+    A window ends when it has `share` times as many values as there were steps, but with `least` values at the least, and with
+    `most` at the latest. The mean is that of the values in the present window and in the one before.
+    """
+
+    share: float
+    least: int = 10_000
+    most: int = 10_000
+
+
+_AVERAGES: dict[str, tuple[type, dict[str, str]]] = {
+    "ema": (EMA, {"decay": "ema", "ramp": "ema_ramp"}),
+    "window": (Window, {"share": "window", "least": "window_min", "most": "window_max"}),
+}
+"""What each field of a rule takes, and how the engine calls the fields of that."""
 
 
 @dataclass(frozen=True)
@@ -29,23 +128,55 @@ class Rule:
 
     lr: float = 1e-3
     """The learning rate."""
+    schedule: Schedule | None = dataclasses.field(default=None, kw_only=True)
+    """How the learning rate follows the steps; None if it stays."""
+    ema: EMA | None = dataclasses.field(default=None, kw_only=True)
+    """The exponential average of the values; None if it is not kept."""
+    window: Window | None = dataclasses.field(default=None, kw_only=True)
+    """The mean of the last values; None if it is not kept."""
 
     def __str__(self) -> str:
         """As the engine reads it, such as `sgd:lr=0.1`. Each call that takes a rule takes this text too."""
-        numbers = ",".join(f"{name}={value!r}" for name, value in self._numbers())
-        return f"{type(self).__name__.lower()}:{numbers}"
+        return f"{type(self).__name__.lower()}:{','.join(self._settings())}"
 
-    def _numbers(self) -> list[tuple[str, float]]:
-        numbers: list[tuple[str, float]] = []
+    def _settings(self) -> Iterator[str]:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if field.name != "betas":
-                numbers.append((field.name, _number(field.name, value)))
-                continue
-            if not isinstance(value, tuple | list) or len(value) != 2:
-                raise InvalidArgumentError(f"betas={value!r}; give two numbers")
-            numbers += [(f"beta{index}", _number("betas", beta)) for index, beta in enumerate(value, 1)]
-        return numbers
+            if field.name == "schedule":
+                yield from _schedule(value)
+            elif field.name in _AVERAGES:
+                yield from _average(field.name, value)
+            elif field.name == "betas":
+                if not isinstance(value, tuple | list) or len(value) != 2:
+                    raise InvalidArgumentError(f"betas={value!r}; give two numbers")
+                yield from (f"beta{index}={_number('betas', beta)!r}" for index, beta in enumerate(value, 1))
+            else:
+                yield f"{field.name}={_number(field.name, value)!r}"
+
+
+def _schedule(schedule: object) -> Iterator[str]:
+    """The settings of a schedule."""
+    if schedule is None:
+        return
+    if type(schedule) not in _SCHEDULES:
+        raise InvalidArgumentError(f"schedule={schedule!r}; give one of gradlane.rules, such as rules.Cosine(1000)")
+    yield f"schedule={_SCHEDULES[type(schedule)]}"
+    for field in dataclasses.fields(schedule):  # type: ignore[arg-type]
+        yield f"{field.name}={_number(field.name, getattr(schedule, field.name))!r}"
+
+
+def _average(field: str, average: object) -> Iterator[str]:
+    """The settings of an average."""
+    if average is None:
+        return
+    kind, names = _AVERAGES[field]
+    if not isinstance(average, kind):
+        raise InvalidArgumentError(f"{field}={average!r}; give a rules.{kind.__name__}")
+    numbers = {name: _number(name, getattr(average, name)) for name in names}
+    first = next(iter(names))
+    if numbers[first] == 0:
+        raise InvalidArgumentError(f"{field}={average!r}: {first} is 0; give a number above 0, or no average")
+    yield from (f"{names[name]}={number!r}" for name, number in numbers.items())
 
 
 def _number(name: str, value: object) -> float:

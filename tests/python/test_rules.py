@@ -1,5 +1,7 @@
 """Rules: optimizers on the servers do what those of PyTorch do."""
 
+import math
+
 import gradlane
 import numpy as np
 import pytest
@@ -82,6 +84,121 @@ def test_a_hundred_steps_are_those_of_pytorch(rule, peer, dtype):
     assert parameters.pull(name, value) == 1 + STEPS
     error = 1e-12 if dtype == torch.float64 else 2e-6
     torch.testing.assert_close(value.double(), ours.detach(), rtol=error, atol=error)
+
+
+def warmed(after):
+    """A scheduler of PyTorch behind ten steps in which the rate rises."""
+
+    def begin(optimizer):
+        rising = torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, 1.0, total_iters=9)
+        return torch.optim.lr_scheduler.SequentialLR(optimizer, [rising, after(optimizer)], milestones=[10])
+
+    return begin
+
+
+SCHEDULES = [
+    (rules.Constant(warm_up=10), warmed(lambda o: torch.optim.lr_scheduler.ConstantLR(o, 1.0))),
+    (rules.StepDecay(30, gamma=0.5), lambda o: torch.optim.lr_scheduler.StepLR(o, 30, gamma=0.5)),
+    (rules.StepDecay(7, gamma=0.8, warm_up=10), warmed(lambda o: torch.optim.lr_scheduler.StepLR(o, 7, gamma=0.8))),
+    (rules.Cosine(STEPS, minimum=1e-4), lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, STEPS, eta_min=1e-4)),
+    (
+        rules.Cosine(90, warm_up=10),
+        lambda o: torch.optim.lr_scheduler.LambdaLR(
+            o, lambda k: (k + 1) / 10 if k < 10 else (1 + math.cos(math.pi * (k - 10) / 90)) / 2
+        ),
+    ),
+    (rules.Polynomial(80, power=2), lambda o: torch.optim.lr_scheduler.PolynomialLR(o, 80, power=2)),
+    (rules.Polynomial(60, warm_up=10), warmed(lambda o: torch.optim.lr_scheduler.PolynomialLR(o, 60))),
+]
+
+
+@pytest.mark.parametrize(("schedule", "peer"), SCHEDULES, ids=[str(schedule) for schedule, _ in SCHEDULES])
+@pytest.mark.parametrize("name", ["SGD", "AdamW", "Adagrad"])
+def test_a_schedule_is_that_of_pytorch(name, schedule, peer):
+    """The rate follows the steps of all workers together, on each part, in one order for all of them."""
+    rule = getattr(rules, name)(lr=0.02, weight_decay=0.1, schedule=schedule)
+    label, first = str(rule), gradients(1000, (7, 13)).double()
+    parameters.init(label, first, rule=rule)
+    ours = torch.nn.Parameter(first.clone())
+    optimizer = getattr(torch.optim, name)([ours], lr=0.02, weight_decay=0.1)
+    scheduler = peer(optimizer)
+    for step in range(STEPS):
+        gradlane.barrier(f"before {step} of {label}")
+        ours.grad = gradients(step, (7, 13)).double()
+        optimizer.step()
+        scheduler.step()
+        if step % gradlane.size() == gradlane.rank():
+            parameters.push(label, ours.grad, update="step")
+    gradlane.barrier(f"was changed {label}")
+    value = torch.empty_like(first)
+    assert parameters.pull(label, value) == 1 + STEPS
+    torch.testing.assert_close(value, ours.detach(), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_averages_are_those_of_the_closed_form_and_disturb_nothing(dtype):
+    """A hundred pushes of all workers, of which the second half comes behind a value that was assigned."""
+    label, shape = f"averaged {dtype}", (7, 13)
+    keeps = {"ema": rules.EMA(0.9, ramp=True), "window": rules.Window(0.25, least=4, most=15)}
+    first = gradients(1000, shape).to(dtype)
+    parameters.init(label, first, rule=rules.SGD(lr=0.1, **keeps))
+    gradlane.barrier(f"has begun {label}")
+    value, ema, window, former = first.double(), first.double(), [], []
+    found = {kind: torch.empty_like(first) for kind in ("value", "ema", "window")}
+    for kind in ("ema", "window"):
+        assert parameters.pull(label, found[kind], kind=kind) == 1
+        assert torch.equal(found[kind], first), "the value before the first step"
+    for step in range(STEPS):
+        gradlane.barrier(f"before {step} of {label}")
+        if step == STEPS // 2:
+            value = first.double()
+            if gradlane.rank() == 0:
+                parameters.push(label, first, update="assign")
+            gradlane.barrier(f"assigned {label}")
+        gradient = gradients(step, shape).to(dtype)
+        if step % gradlane.size() == gradlane.rank():
+            parameters.push(label, gradient, update="step")
+        value = value - 0.1 * gradient.double()
+        decay = min(0.9, (2 + step) / (11 + step))
+        ema = decay * ema + (1 - decay) * value
+        window.append(value)
+        if len(window) >= 4 and len(window) >= min(15, 0.25 * (step + 1)):
+            former, window = window, []
+    gradlane.barrier(f"was changed {label}")
+    mean = torch.stack(former + window).mean(0)
+    rtol = {torch.float32: 1e-6, torch.float64: 1e-12, torch.bfloat16: 1e-2}[dtype]
+    for kind, expected in {"value": value, "ema": ema, "window": mean}.items():
+        assert parameters.pull(label, found[kind], kind=kind) == 2 + STEPS
+        torch.testing.assert_close(found[kind].double(), expected, rtol=rtol, atol=rtol)
+
+
+def test_averages_of_large_tensors_come_from_all_servers():
+    label = "large averages"
+    first = gradients(7, (LARGE,))
+    parameters.init(label, first, rule=rules.SGD(lr=1.0, ema=rules.EMA(0.5)))
+    gradlane.barrier(f"may begin {label}")
+    if gradlane.rank() == 0:
+        parameters.push(label, torch.full((LARGE,), 2.0), update="step")
+    gradlane.barrier(f"was changed {label}")
+    value, average = torch.empty(LARGE), torch.empty(LARGE)
+    parameters.pull_async(label, average, kind="ema").wait()
+    parameters.pull(label, value)
+    torch.testing.assert_close(value, first - 2, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(average, first - 1, rtol=1e-6, atol=1e-6)
+
+
+def test_an_average_needs_a_rule_that_keeps_it():
+    name = f"not averaged {gradlane.rank()}"
+    out = np.zeros(2, np.float32)
+    parameters.init(name, out, rule=rules.SGD(ema=rules.EMA(0.9)))
+    with pytest.raises(InvalidArgumentError, match=r"pull \(window\) of a parameter whose rule keeps no such average"):
+        parameters.pull(name, out, kind="window")
+    with pytest.raises(InvalidArgumentError, match='kind=\'mean\'; give "value", "ema" or "window"'):
+        parameters.pull(name, out, kind="mean")
+    assert parameters.pull(name, out, kind="ema") == 1, "it is not harmed"
+    parameters.init(f"plain {name}", out)
+    with pytest.raises(InvalidArgumentError, match=r"pull \(ema\)"):
+        parameters.pull(f"plain {name}", out, kind="ema")
 
 
 def test_large_tensors_on_all_servers_are_changed_as_one():
@@ -169,6 +286,21 @@ def test_a_parameter_with_a_rule_is_none_without():
         (rules.SGD(nesterov=True), "nesterov"),
         (rules.SGD(lr="fast"), "lr='fast'"),
         (rules.Adam(betas=0.9), "betas=0.9"),
+        ("sgd:schedule=linear", "one of const, step, cosine, poly"),
+        (rules.SGD(schedule=rules.Cosine(0)), "schedule cosine without steps"),
+        (rules.SGD(schedule=rules.Cosine(100, minimum=1.0)), "minimum is 1"),
+        (rules.SGD(schedule=rules.StepDecay(2.5)), "every is 2.5"),
+        (rules.SGD(schedule=rules.Polynomial("many")), "steps='many'"),
+        (rules.SGD(schedule="cosine"), "schedule='cosine'"),
+        (rules.SGD(schedule=rules.Schedule(warm_up=10)), "schedule=Schedule"),
+        (rules.SGD(ema=0.999), "ema=0.999; give a rules.EMA"),
+        (rules.SGD(ema=rules.EMA(0.0)), "decay is 0"),
+        (rules.SGD(ema=rules.EMA(1.0)), "ema is 1"),
+        (rules.SGD(window=rules.Window(float("nan"))), "window is NaN"),
+        (rules.SGD(window=rules.Window(0.5, most=0)), "window_max is 0"),
+        (rules.SGD(window=rules.EMA()), "give a rules.Window"),
+        ("sgd:ema_ramp=1", "ema_ramp without ema"),
+        (rules.SGD(schedule=torch.optim.lr_scheduler.StepLR), "gradlane.rules"),
         (torch.optim.SGD, "gradlane.rules"),
     ],
 )

@@ -2,7 +2,8 @@
 //!
 //! Each optimizer is a file with its formula for a run of elements. Here are the loops around them: elements are loaded from bytes, changed
 //! in f32 (f64 in f64), and stored. f16 and bf16 have a *master*: their values in f32, which is what is changed; what workers see is the
-//! master rounded to nearest even. All formulas are those of PyTorch's optimizers, in their order, each operation rounded once.
+//! master rounded to nearest even. All formulas are those of PyTorch's optimizers, in their order, each operation rounded once. `averages` keeps
+//! averages of the values, `schedule` says the learning rate of a step.
 
 use std::ops::Range;
 
@@ -10,17 +11,20 @@ use half::{bf16, f16};
 
 use super::element::Element;
 use super::kernels::{Kernels, Loops};
-use crate::types::{DType, Optimizer, Rule};
+use crate::types::{Average, DType, Optimizer, Rule};
 
 mod adagrad;
 mod adam;
 mod adamax;
+mod averages;
 mod lion;
 mod rmsprop;
 mod run;
+mod schedule;
 mod sgd;
 mod terms;
 
+use averages::{AverageRows, Averages, Follow, average_rows};
 use run::{ROWS_MAX, Real, Run};
 use terms::Terms;
 
@@ -49,11 +53,13 @@ struct Numbers<R> {
     masters: Vec<R>,
     /// A row for each moment of the optimizer, as long as the part.
     rows: Vec<Vec<R>>,
+    averages: Averages<R>,
 }
 
 /// A block of a part.
 struct Block<'a, R> {
     terms: &'a Terms<R>,
+    follow: &'a Follow<R>,
     /// Whether the masters are to be made of the value.
     is_new: bool,
     value: &'a [u8],
@@ -62,6 +68,7 @@ struct Block<'a, R> {
     /// Those of the block, if there are any.
     masters: &'a mut [R],
     rows: [&'a mut [R]; ROWS_MAX],
+    averages: AverageRows<'a, R>,
 }
 
 /// Elements that are changed at a time: what they need stays in the first cache.
@@ -112,7 +119,7 @@ impl OptimizerState {
     /// The bytes that a rule keeps of a part of `bytes` bytes.
     pub fn bytes_of(rule: &Rule, dtype: DType, bytes: u64) -> u64 {
         let masters = u64::from(dtype.accumulator() != dtype);
-        bytes / dtype.bytes() * dtype.accumulator().bytes() * (rows(rule) as u64 + masters)
+        bytes / dtype.bytes() * dtype.accumulator().bytes() * ((rows(rule) + average_rows(rule)) as u64 + masters)
     }
 
     /// How often the rule was applied.
@@ -133,53 +140,69 @@ impl OptimizerState {
         self.steps += 1;
         let Self { rule, dtype, steps, is_new, .. } = *self;
         let changed = match (&mut self.kept, dtype) {
-            (Kept::F32(numbers), DType::F16) => {
-                numbers.change::<f16>(kernels, &Terms::at(&rule, steps), is_new, blocks)
-            }
-            (Kept::F32(numbers), DType::BF16) => {
-                numbers.change::<bf16>(kernels, &Terms::at(&rule, steps), is_new, blocks)
-            }
-            (Kept::F32(numbers), _) => numbers.change::<f32>(kernels, &Terms::at(&rule, steps), is_new, blocks),
-            (Kept::F64(numbers), _) => numbers.change::<f64>(kernels, &Terms::at(&rule, steps), is_new, blocks),
+            (Kept::F32(numbers), DType::F16) => numbers.change::<f16>(kernels, (&rule, steps), is_new, blocks),
+            (Kept::F32(numbers), DType::BF16) => numbers.change::<bf16>(kernels, (&rule, steps), is_new, blocks),
+            (Kept::F32(numbers), _) => numbers.change::<f32>(kernels, (&rule, steps), is_new, blocks),
+            (Kept::F64(numbers), _) => numbers.change::<f64>(kernels, (&rule, steps), is_new, blocks),
         };
         assert_eq!(changed, self.elements, "the blocks are those of the part");
         self.is_new = false;
+    }
+
+    /// Writes an average of the values that the rule has made into blocks of the part, rounded to its element type.
+    ///
+    /// # Panics
+    /// If the rule does not keep it ([`Rule::keeps`]) or was never applied, or if the blocks are not those of the part.
+    pub fn average<'a>(&self, average: Average, blocks: impl IntoIterator<Item = &'a mut [u8]>) {
+        assert!(self.rule.keeps(average) && self.steps > 0, "checked when it was asked for");
+        let written = match (&self.kept, self.dtype) {
+            (Kept::F32(numbers), DType::F16) => numbers.averages.write::<f16>(average, blocks),
+            (Kept::F32(numbers), DType::BF16) => numbers.averages.write::<bf16>(average, blocks),
+            (Kept::F32(numbers), _) => numbers.averages.write::<f32>(average, blocks),
+            (Kept::F64(numbers), _) => numbers.averages.write::<f64>(average, blocks),
+        };
+        assert_eq!(written, self.elements, "the blocks are those of the part");
     }
 }
 
 impl<R: Real> Numbers<R> {
     fn new(rule: &Rule, elements: usize, masters: usize) -> Self {
         let row = vec![R::of(initial(rule)); elements];
-        Self { masters: vec![R::default(); masters], rows: vec![row; rows(rule)] }
+        Self {
+            masters: vec![R::default(); masters],
+            rows: vec![row; rows(rule)],
+            averages: Averages::new(rule, elements),
+        }
     }
 
     /// Changes blocks of elements of type `E` that follow each other. Returns the number of elements.
     fn change<'a, E: Element<Sum = R>>(
         &mut self,
         kernels: Kernels,
-        terms: &Terms<R>,
+        (rule, step): (&Rule, u64),
         is_new: bool,
         blocks: impl IntoIterator<Item = (&'a [u8], &'a mut [u8])>,
     ) -> usize {
+        let (terms, follow) = (&Terms::at(rule, step), &self.averages.follow(rule, step));
         let mut from = 0;
         for (value, gradient) in blocks {
             assert_eq!(value.len(), gradient.len(), "a gradient is as long as its value");
             let run = from..from + value.len() / size_of::<E>();
             from = run.end;
-            let (masters, rows) = self.of(run);
-            kernels.vectorise(Change::<E>(Block { terms, is_new, value, gradient, masters, rows }));
+            let (masters, rows, averages) = self.of(run);
+            kernels.vectorise(Change::<E>(Block { terms, follow, is_new, value, gradient, masters, rows, averages }));
         }
         from
     }
 
-    /// The masters and rows of these elements.
-    fn of(&mut self, run: Range<usize>) -> (&mut [R], [&mut [R]; ROWS_MAX]) {
+    /// The masters, rows and averages of these elements.
+    fn of(&mut self, run: Range<usize>) -> (&mut [R], [&mut [R]; ROWS_MAX], AverageRows<'_, R>) {
         let masters = if self.masters.is_empty() { &mut [][..] } else { &mut self.masters[run.clone()] };
         let mut rows: [&mut [R]; ROWS_MAX] = Default::default();
         for (row, of_part) in rows.iter_mut().zip(&mut self.rows) {
             *row = &mut of_part[run.clone()];
         }
-        (masters, rows)
+        (masters, rows, self.averages.of(run))
     }
 }
 
@@ -191,7 +214,7 @@ impl<E: Element<Sum: Real>> Loops for Change<'_, E> {
 
     #[inline(always)]
     fn run(self) {
-        let Block { terms, is_new, value, gradient, masters, mut rows } = self.0;
+        let Block { terms, follow, is_new, value, gradient, masters, mut rows, mut averages } = self.0;
         let (value, gradient) = (E::elements(value), E::elements_mut(gradient));
         let mut values = [E::Sum::default(); RUN];
         let mut gradients = [E::Sum::default(); RUN];
@@ -204,7 +227,9 @@ impl<E: Element<Sum: Real>> Loops for Change<'_, E> {
             }
             gradients.iter_mut().zip(&*gradient).for_each(|(to, from)| *to = E::load(*from).widen());
             let rows = rows.each_mut().map(|row| row.get_mut(run.clone()).unwrap_or_default());
+            follow.begin(values, averages.reborrow().run(run.clone()));
             terms.change(Run { values, gradients, rows });
+            follow.change(values, averages.reborrow().run(run.clone()));
             if let Some(masters) = masters.get_mut(run) {
                 masters.copy_from_slice(values);
             }

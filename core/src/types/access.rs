@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::{Mode, Op, Rule, Staleness, TensorKind, TensorSpec};
+use super::{Average, Mode, Op, Rule, Staleness, TensorKind, TensorSpec};
 use crate::error::{Error, Result};
 
 /// What a worker asks of a tensor. Its kind must be able to do it.
@@ -36,6 +36,8 @@ pub enum Access {
     Pull,
     /// Changes it and reads it, with nothing in between.
     PushPull(Update),
+    /// Reads an average of its values, which its rule keeps.
+    PullAverage(Average),
 }
 
 /// How a push changes a parameter.
@@ -109,6 +111,11 @@ impl Demand {
         }
     }
 
+    /// Whether it reads the value of a parameter, from which changes are computed then.
+    pub const fn reads_value(self) -> bool {
+        matches!(self, Self::Access { access: Access::Pull | Access::PushPull(_), .. })
+    }
+
     /// Whether it gives a parameter its first value.
     pub const fn is_init(self) -> bool {
         matches!(self, Self::Access { access: Access::Init, .. })
@@ -141,6 +148,10 @@ fn check_use(tensor: &TensorSpec, access: Access, rule: Option<Rule>, mode: Mode
         _ if matches!(mode.staleness, Staleness::Scale { .. }) && !tensor.dtype.is_float() => refuse(
             format!("mode {mode} of a parameter of {}", tensor.dtype),
             "only floats are scaled; discard stale changes, or take them all",
+        ),
+        _ if !access.has_average(rule) => refuse(
+            format!("{access} of a parameter whose rule keeps no such average"),
+            "declare it with a rule that does, on all workers, such as sgd:lr=0.1,ema=0.999,window=0.2",
         ),
         None | Some(_) => Ok(()),
     }
@@ -175,7 +186,7 @@ impl fmt::Display for Demand {
 
 impl Access {
     /// All of them, in the order of their codes.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 10] = [
         Self::Init,
         Self::Push(Update::Add),
         Self::Push(Update::Assign),
@@ -184,6 +195,8 @@ impl Access {
         Self::PushPull(Update::Assign),
         Self::Push(Update::Step),
         Self::PushPull(Update::Step),
+        Self::PullAverage(Average::Ema),
+        Self::PullAverage(Average::Window),
     ];
 
     /// Whether it applies the rule of the parameter.
@@ -191,18 +204,31 @@ impl Access {
         matches!(self, Self::Push(Update::Step) | Self::PushPull(Update::Step))
     }
 
+    /// The average that it reads.
+    pub const fn average(self) -> Option<Average> {
+        match self {
+            Self::PullAverage(average) => Some(average),
+            Self::Init | Self::Push(_) | Self::Pull | Self::PushPull(_) => None,
+        }
+    }
+
+    /// Whether a parameter with this rule has the average that it reads, or it reads none.
+    pub fn has_average(self, rule: Option<Rule>) -> bool {
+        self.average().is_none_or(|average| rule.is_some_and(|rule| rule.keeps(average)))
+    }
+
     /// Whether a value or a change goes to the server.
     pub const fn sends(self) -> bool {
         match self {
             Self::Init | Self::Push(_) | Self::PushPull(_) => true,
-            Self::Pull => false,
+            Self::Pull | Self::PullAverage(_) => false,
         }
     }
 
     /// Whether the value comes back.
     pub const fn receives(self) -> bool {
         match self {
-            Self::Pull | Self::PushPull(_) => true,
+            Self::Pull | Self::PushPull(_) | Self::PullAverage(_) => true,
             Self::Init | Self::Push(_) => false,
         }
     }
@@ -218,6 +244,8 @@ impl Access {
             Self::PushPull(Update::Assign) => 6,
             Self::Push(Update::Step) => 7,
             Self::PushPull(Update::Step) => 8,
+            Self::PullAverage(Average::Ema) => 9,
+            Self::PullAverage(Average::Window) => 10,
         }
     }
 
@@ -238,6 +266,8 @@ impl fmt::Display for Access {
             Self::PushPull(Update::Assign) => "push_pull (assign)",
             Self::Push(Update::Step) => "push (step)",
             Self::PushPull(Update::Step) => "push_pull (step)",
+            Self::PullAverage(Average::Ema) => "pull (ema)",
+            Self::PullAverage(Average::Window) => "pull (window)",
         })
     }
 }
@@ -258,7 +288,7 @@ mod tests {
         for access in Access::ALL {
             assert_eq!(Access::from_code(access.code()), Some(access));
         }
-        assert_eq!((Access::from_code(0), Access::from_code(9)), (None, None));
+        assert_eq!((Access::from_code(0), Access::from_code(11)), (None, None));
     }
 
     #[test]
@@ -269,11 +299,16 @@ mod tests {
         assert_eq!((reduce.check(&sum), pull.check(&parameter)), (Ok(()), Ok(())));
         let step = using(Access::Push(Update::Step));
         assert_eq!(step.check(&parameter.clone().with_rule(Rule::of(Optimizer::Sgd))), Ok(()));
+        let averaged = parameter.clone().with_rule("sgd:ema=0.9".parse().unwrap());
+        let [ema, window] = [Average::Ema, Average::Window].map(|average| using(Access::PullAverage(average)));
+        assert_eq!(ema.check(&averaged), Ok(()));
         let of_integers = TensorSpec { dtype: DType::I32, ..parameter.clone().with_rule(Rule::of(Optimizer::Sgd)) };
         for (refused, why) in [
             (reduce.check(&parameter), "not reduced in rounds"),
             (pull.check(&sum), "pull of a sum"),
             (step.check(&parameter), "has no rule"),
+            (ema.check(&parameter), "pull (ema) of a parameter whose rule keeps no such average"),
+            (window.check(&averaged), "pull (window) of a parameter whose rule keeps no such average"),
             (pull.check(&of_integers), "rule sgd of a parameter of int32"),
         ] {
             let error = refused.unwrap_err().to_string();

@@ -58,7 +58,7 @@ pub use priority::Priority;
 pub use process::{Process, Wiring};
 pub use recovery::{Holdings, SumId};
 pub use role::Role;
-pub use rule::{Optimizer, Rule};
+pub use rule::{Average, Optimizer, Rule, Schedule};
 pub use shared_secret::SharedSecret;
 pub use span::Span;
 pub use steps::{Passage, StepReport};

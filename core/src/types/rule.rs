@@ -6,180 +6,33 @@ use std::str::FromStr;
 use super::DType;
 use crate::error::{Error, Result};
 
-/// The optimizers. The discriminants are wire codes and never change; 0 is not a code.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-#[repr(u8)]
-pub enum Optimizer {
-    /// Gradient descent, with momentum (Polyak's or Nesterov's) if it is asked for.
-    Sgd = 1,
-    /// Adam, with the weight decay as a part of the gradient.
-    Adam = 2,
-    /// Adam, with the weight decay apart from the gradient.
-    AdamW = 3,
-    /// Adagrad.
-    Adagrad = 4,
-    /// RMSprop, centered and with momentum if it is asked for.
-    RmsProp = 5,
-    /// Adamax: Adam by the infinity norm.
-    Adamax = 6,
-    /// Lion: the sign of a momentum, with the weight decay apart from the gradient.
-    Lion = 7,
-}
+mod table;
 
-/// What is known of an optimizer without running it.
-struct Row {
-    optimizer: Optimizer,
-    /// The name that users write.
-    name: &'static str,
-    /// Its settings, in the order in which they travel.
-    settings: &'static [Setting],
-}
-
-/// A number of a rule.
-#[derive(Clone, Copy)]
-struct Setting {
-    /// The name that users write.
-    name: &'static str,
-    /// The value where nobody names one.
-    default: f64,
-    range: Range,
-}
-
-/// The numbers that a setting may be.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Range {
-    /// Above 0.
-    Positive,
-    /// 0 or above.
-    NotNegative,
-    /// From 0 to below 1.
-    Share,
-    /// 0 for no, 1 for yes.
-    Switch,
-}
-
-const fn positive(name: &'static str, default: f64) -> Setting {
-    Setting { name, default, range: Range::Positive }
-}
-
-const fn not_negative(name: &'static str, default: f64) -> Setting {
-    Setting { name, default, range: Range::NotNegative }
-}
-
-const fn share(name: &'static str, default: f64) -> Setting {
-    Setting { name, default, range: Range::Share }
-}
-
-const fn switch(name: &'static str) -> Setting {
-    Setting { name, default: 0.0, range: Range::Switch }
-}
-
-/// Each element of a gradient is clamped to plus or minus this first; 0 for no bound.
-const CLIP_VALUE: Setting = not_negative("clip_value", 0.0);
-const WEIGHT_DECAY: Setting = not_negative("weight_decay", 0.0);
-
-/// To add an optimizer, add a variant above, a row here, and its arithmetic to [`reduce::optimizer`](crate::reduce::optimizer). Defaults are
-/// those of PyTorch.
-const TABLE: [Row; 7] = [
-    Row {
-        optimizer: Optimizer::Sgd,
-        name: "sgd",
-        settings: &[
-            not_negative("lr", 1e-3),
-            share("momentum", 0.0),
-            share("dampening", 0.0),
-            switch("nesterov"),
-            WEIGHT_DECAY,
-            CLIP_VALUE,
-        ],
-    },
-    Row {
-        optimizer: Optimizer::Adam,
-        name: "adam",
-        settings: &[
-            not_negative("lr", 1e-3),
-            share("beta1", 0.9),
-            share("beta2", 0.999),
-            positive("eps", 1e-8),
-            WEIGHT_DECAY,
-            CLIP_VALUE,
-        ],
-    },
-    Row {
-        optimizer: Optimizer::AdamW,
-        name: "adamw",
-        settings: &[
-            not_negative("lr", 1e-3),
-            share("beta1", 0.9),
-            share("beta2", 0.999),
-            positive("eps", 1e-8),
-            not_negative("weight_decay", 1e-2),
-            CLIP_VALUE,
-        ],
-    },
-    Row {
-        optimizer: Optimizer::Adagrad,
-        name: "adagrad",
-        settings: &[
-            not_negative("lr", 1e-2),
-            not_negative("lr_decay", 0.0),
-            not_negative("initial_accumulator_value", 0.0),
-            positive("eps", 1e-10),
-            WEIGHT_DECAY,
-            CLIP_VALUE,
-        ],
-    },
-    Row {
-        optimizer: Optimizer::RmsProp,
-        name: "rmsprop",
-        settings: &[
-            not_negative("lr", 1e-2),
-            share("alpha", 0.99),
-            positive("eps", 1e-8),
-            share("momentum", 0.0),
-            switch("centered"),
-            WEIGHT_DECAY,
-            CLIP_VALUE,
-        ],
-    },
-    Row {
-        optimizer: Optimizer::Adamax,
-        name: "adamax",
-        settings: &[
-            not_negative("lr", 2e-3),
-            share("beta1", 0.9),
-            share("beta2", 0.999),
-            positive("eps", 1e-8),
-            WEIGHT_DECAY,
-            CLIP_VALUE,
-        ],
-    },
-    Row {
-        optimizer: Optimizer::Lion,
-        name: "lion",
-        settings: &[not_negative("lr", 1e-4), share("beta1", 0.9), share("beta2", 0.99), WEIGHT_DECAY, CLIP_VALUE],
-    },
-];
+pub use table::{Average, Optimizer, Schedule};
+use table::{COMMON, OF_AVERAGES, OF_SCHEDULES, Range, Row, Setting, TABLE};
 
 /// An optimizer with its settings.
 ///
 /// A declaration names the rule of a parameter, and all workers declare the same one, to the bit. Users write it as `adamw`, or with settings
-/// as `sgd:lr=0.1,momentum=0.9`.
+/// as `sgd:lr=0.1,momentum=0.9`. Behind the settings of its optimizer it has those that all rules have, such as
+/// `schedule=cosine,steps=1000,warm_up=100`; a rule where these have their defaults travels without them.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Rule {
     optimizer: Optimizer,
-    /// The bits of the numbers, in the order of the optimizer's row; those that it does not have are 0.
+    /// The bits of the numbers: those of the optimizer's row, then the common ones; the rest are 0.
     settings: [u64; Self::SETTINGS_MAX],
 }
 
 impl Rule {
-    /// The most settings of an optimizer.
-    pub const SETTINGS_MAX: usize = 8;
+    /// The most settings of a rule.
+    pub const SETTINGS_MAX: usize = Self::OWN_MAX + COMMON.len();
+    /// The most settings of an optimizer's own.
+    const OWN_MAX: usize = 8;
 
     /// The optimizer where nobody names its settings.
     pub fn of(optimizer: Optimizer) -> Self {
         let mut rule = Self { optimizer, settings: [0; Self::SETTINGS_MAX] };
-        for (bits, setting) in rule.settings.iter_mut().zip(optimizer.row().settings) {
+        for (bits, setting) in rule.settings.iter_mut().zip(optimizer.row().settings.iter().chain(&COMMON)) {
             *bits = setting.default.to_bits();
         }
         rule
@@ -194,9 +47,10 @@ impl Rule {
             what: format!("there is no optimizer with the code {code}"),
             hint: "use the same version everywhere".to_owned(),
         })?;
-        if settings.len() != row.settings.len() {
+        let (own, all) = (row.settings.len(), row.settings.len() + COMMON.len());
+        if settings.len() != own && settings.len() != all {
             return Err(Error::InvalidArgument {
-                what: format!("rule {} with {} settings instead of {}", row.name, settings.len(), row.settings.len()),
+                what: format!("rule {} with {} settings instead of {own} or {all}", row.name, settings.len()),
                 hint: "use the same version everywhere".to_owned(),
             });
         }
@@ -205,10 +59,16 @@ impl Rule {
             rule.set(index, *value)?;
             if rule.settings[index] != value.to_bits() {
                 return Err(Error::InvalidArgument {
-                    what: format!("rule {}: {} is {value}", row.name, row.settings[index].name),
+                    what: format!("rule {}: {} is {value}", row.name, row.optimizer.setting(index).name),
                     hint: "zero has no sign".to_owned(),
                 });
             }
+        }
+        if rule.travelling() != settings.len() {
+            return Err(Error::InvalidArgument {
+                what: format!("rule {} with {all} settings, of which the last {} are not set", row.name, COMMON.len()),
+                hint: "use the same version everywhere".to_owned(),
+            });
         }
         rule.check()
     }
@@ -225,16 +85,26 @@ impl Rule {
 
     /// Its settings, in the order in which they travel.
     pub fn settings(&self) -> impl ExactSizeIterator<Item = f64> + '_ {
-        self.settings[..self.optimizer.row().settings.len()].iter().map(|bits| f64::from_bits(*bits))
+        self.settings[..self.travelling()].iter().map(|bits| f64::from_bits(*bits))
     }
 
     /// The setting of this name.
     ///
     /// # Panics
-    /// If its optimizer has none.
+    /// If it has none.
     pub fn setting(&self, name: &str) -> f64 {
-        let position = self.optimizer.row().settings.iter().position(|setting| setting.name == name);
-        f64::from_bits(self.settings[position.expect("a setting of this optimizer")])
+        let position = self.optimizer.setting_names().position(|setting| setting == name);
+        f64::from_bits(self.settings[position.expect("a setting of this rule")])
+    }
+
+    /// How the learning rate follows the steps.
+    pub fn schedule(&self) -> Schedule {
+        Schedule::ALL[self.setting("schedule") as usize]
+    }
+
+    /// Whether it keeps this average of the values that it makes.
+    pub fn keeps(&self, average: Average) -> bool {
+        self.setting(average.name()) > 0.0
     }
 
     /// Whether it can change elements of this type: floats.
@@ -242,18 +112,29 @@ impl Rule {
         dtype.is_float()
     }
 
+    /// How many settings travel.
+    fn travelling(&self) -> usize {
+        let own = self.optimizer.row().settings.len();
+        let is_set = |(bits, setting): (&u64, &Setting)| *bits != setting.default.to_bits();
+        if self.settings[own..].iter().zip(&COMMON).any(is_set) { own + COMMON.len() } else { own }
+    }
+
     fn set(&mut self, index: usize, value: f64) -> Result<()> {
-        let Row { name, settings, .. } = self.optimizer.row();
-        let setting = settings[index];
+        let setting = self.optimizer.setting(index);
         let (is_fine, due) = match setting.range {
             Range::Positive => (value > 0.0, "above 0"),
             Range::NotNegative => (value >= 0.0, "0 or above"),
             Range::Share => ((0.0..1.0).contains(&value), "from 0 to below 1"),
+            Range::Factor => (value > 0.0 && value <= 1.0, "above 0 and at most 1"),
+            Range::Portion => ((0.0..=1.0).contains(&value), "from 0 to 1"),
             Range::Switch => (value == 0.0 || value == 1.0, "0 or 1"),
+            Range::Steps => (is_whole(value), "of steps, whole and 0 or above"),
+            Range::SomeSteps => (is_whole(value) && value > 0.0, "of steps, whole and 1 or above"),
+            Range::Schedule => (is_whole(value) && value < Schedule::ALL.len() as f64, "that is a code of a schedule"),
         };
         if !is_fine || !value.is_finite() {
             return Err(Error::InvalidArgument {
-                what: format!("rule {name}: {} is {value}", setting.name),
+                what: format!("rule {}: {} is {value}", self.optimizer.name(), setting.name),
                 hint: format!("give a number {due}"),
             });
         }
@@ -273,23 +154,51 @@ impl Rule {
                 hint: "it needs a momentum above 0 and a dampening of 0".to_owned(),
             });
         }
+        self.check_schedule()?;
+        for (setting, of) in OF_AVERAGES {
+            if self.is_set(setting) && !self.is_set(of) {
+                return Err(Error::InvalidArgument {
+                    what: format!("rule {self}: {setting} without {of}"),
+                    hint: format!("give {of} too, for an average"),
+                });
+            }
+        }
         Ok(self)
+    }
+
+    /// Refuses settings of another schedule, those that are missing, and a rate that rises.
+    fn check_schedule(&self) -> Result<()> {
+        let (schedule, refused) = (self.schedule(), |what: String, hint: String| {
+            Err(Error::InvalidArgument { what: format!("rule {self}: {what}"), hint })
+        });
+        for (setting, of, is_needed) in OF_SCHEDULES {
+            let names = of.iter().map(|schedule| schedule.name()).collect::<Vec<_>>().join(" or ");
+            let is_set = self.is_set(setting);
+            if is_set && !of.contains(&schedule) {
+                let what = format!("{setting} for the schedule {}", schedule.name());
+                return refused(what, format!("{setting} is for the schedule {names}"));
+            }
+            if is_needed && !is_set && of.contains(&schedule) {
+                let what = format!("the schedule {} without {setting}", schedule.name());
+                return refused(what, format!("give {setting}, a number of steps above 0"));
+            }
+        }
+        let (minimum, rate) = (self.setting("minimum"), self.setting("lr"));
+        if minimum > rate {
+            return refused(format!("minimum is {minimum}"), format!("give a number up to lr, which is {rate}"));
+        }
+        Ok(())
+    }
+
+    /// Whether a common setting differs from its default.
+    fn is_set(&self, name: &str) -> bool {
+        COMMON.iter().any(|setting| setting.name == name && self.setting(name) != setting.default)
     }
 }
 
-impl Optimizer {
-    /// All of them, in the order of their codes.
-    pub const ALL: [Self; 7] =
-        [Self::Sgd, Self::Adam, Self::AdamW, Self::Adagrad, Self::RmsProp, Self::Adamax, Self::Lion];
-
-    fn row(self) -> &'static Row {
-        &TABLE[self as usize - 1]
-    }
-
-    /// The name that users write.
-    pub fn name(self) -> &'static str {
-        self.row().name
-    }
+/// Whether it is a number of steps that f64 holds exactly.
+fn is_whole(value: f64) -> bool {
+    value.fract() == 0.0 && (0.0..=9_007_199_254_740_992.0).contains(&value)
 }
 
 impl fmt::Display for Rule {
@@ -297,11 +206,16 @@ impl fmt::Display for Rule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.optimizer.name())?;
         let mut before = ':';
-        for (setting, value) in self.optimizer.row().settings.iter().zip(self.settings()) {
-            if value != setting.default {
-                write!(f, "{before}{}={value}", setting.name)?;
-                before = ',';
+        for (index, value) in self.settings().enumerate() {
+            let setting = self.optimizer.setting(index);
+            if value == setting.default {
+                continue;
             }
+            match setting.range {
+                Range::Schedule => write!(f, "{before}{}={}", setting.name, self.schedule().name())?,
+                _ => write!(f, "{before}{}={value}", setting.name)?,
+            }
+            before = ',';
         }
         Ok(())
     }
@@ -318,22 +232,35 @@ impl FromStr for Rule {
             what: format!("rule {text:?}: there is no optimizer {}", name.trim()),
             hint: format!("use one of {}", Optimizer::ALL.map(Optimizer::name).join(", ")),
         })?;
-        let mut rule = Self::of(row.optimizer);
+        let (mut rule, mut set) = (Self::of(row.optimizer), [false; Self::SETTINGS_MAX]);
         for word in settings.into_iter().flat_map(|settings| settings.split(',')) {
             let unknown = || Error::InvalidArgument {
                 what: format!("rule {text:?}: {word:?} sets nothing"),
-                hint: format!("{} has {}", row.name, names_of(row).join(", ")),
+                hint: format!("{} has {}", row.name, row.optimizer.setting_names().collect::<Vec<_>>().join(", ")),
             };
             let (name, value) = word.split_once('=').ok_or_else(unknown)?;
-            let index = row.settings.iter().position(|setting| setting.name == name.trim()).ok_or_else(unknown)?;
-            rule.set(index, value.trim().parse().map_err(|_| unknown())?)?;
+            let index = row.optimizer.setting_names().position(|setting| setting == name.trim()).ok_or_else(unknown)?;
+            let value = match row.optimizer.setting(index).range {
+                Range::Schedule => f64::from(schedule_named(row, value.trim())? as u8),
+                _ => value.trim().parse().map_err(|_| unknown())?,
+            };
+            rule.set(index, value)?;
+            if std::mem::replace(&mut set[index], true) {
+                return Err(Error::InvalidArgument {
+                    what: format!("rule {}: {} comes twice", row.name, name.trim()),
+                    hint: "give it once".to_owned(),
+                });
+            }
         }
         rule.check()
     }
 }
 
-fn names_of(row: &Row) -> Vec<&'static str> {
-    row.settings.iter().map(|setting| setting.name).collect()
+fn schedule_named(row: &Row, name: &str) -> Result<Schedule> {
+    Schedule::ALL.into_iter().find(|schedule| schedule.name() == name).ok_or_else(|| Error::InvalidArgument {
+        what: format!("rule {}: there is no schedule {name}", row.name),
+        hint: format!("use one of {}", Schedule::ALL.map(Schedule::name).join(", ")),
+    })
 }
 
 #[cfg(test)]
@@ -344,22 +271,34 @@ mod tests {
     fn each_optimizer_has_its_row_and_few_enough_settings() {
         for (optimizer, row) in Optimizer::ALL.into_iter().zip(&TABLE) {
             assert_eq!((row.optimizer, optimizer.name()), (optimizer, row.name));
-            assert!(row.settings.len() <= Rule::SETTINGS_MAX);
+            assert!(row.settings.len() <= Rule::OWN_MAX);
             let rule = Rule::of(optimizer);
-            for (index, value) in rule.settings().enumerate() {
-                assert_eq!(Rule::of(optimizer).set(index, value), Ok(()), "the default of {}", names_of(row)[index]);
+            for (index, setting) in optimizer.setting_names().enumerate() {
+                assert_eq!(Rule::of(optimizer).set(index, rule.setting(setting)), Ok(()), "the default of {setting}");
             }
             assert_eq!(row.name.parse(), Ok(rule));
             let travelled: Vec<f64> = rule.settings().collect();
             assert_eq!(Rule::from_wire(rule.code(), &travelled), Ok(rule));
+            let falling: Rule = format!("{}:schedule=poly,steps=10,warm_up=2", row.name).parse().unwrap();
+            let travelled: Vec<f64> = falling.settings().collect();
+            assert_eq!((travelled.len(), falling.schedule()), (row.settings.len() + COMMON.len(), Schedule::Poly));
+            assert_eq!(Rule::from_wire(falling.code(), &travelled), Ok(falling));
         }
     }
 
     #[test]
     fn a_rule_is_read_as_it_is_written() {
-        for text in
-            ["sgd", "sgd:lr=0.1,momentum=0.9,nesterov=1", "adamw:weight_decay=0.1", "lion:beta2=0.95,clip_value=1"]
-        {
+        for text in [
+            "sgd",
+            "sgd:lr=0.1,momentum=0.9,nesterov=1",
+            "adamw:weight_decay=0.1",
+            "lion:beta2=0.95,clip_value=1",
+            "sgd:warm_up=10",
+            "adamw:lr=0.01,schedule=step,warm_up=5,every=30,gamma=0.5",
+            "adam:schedule=cosine,steps=1000,minimum=0.0001",
+            "adagrad:schedule=poly,steps=1000,power=2",
+            "sgd:ema=0.999,ema_ramp=1,window=0.5,window_min=10,window_max=100",
+        ] {
             assert_eq!(text.parse::<Rule>().unwrap().to_string(), text);
         }
         assert_eq!(" adam : lr = 0.001 ".parse(), Ok(Rule::of(Optimizer::Adam)), "spaces, and a default");
@@ -381,15 +320,43 @@ mod tests {
             ("rmsprop:centered=2", "centered is 2"),
             ("sgd:nesterov=1", "nesterov"),
             ("sgd:nesterov=1,momentum=0.9,dampening=0.1", "nesterov"),
+            ("sgd:lr=0.1,momentum=0.9,lr=0.2", "lr comes twice"),
+            ("sgd:schedule=linear", "there is no schedule linear; use one of const, step, cosine, poly"),
+            ("sgd:schedule=step", "schedule step without every"),
+            ("sgd:schedule=cosine,warm_up=10", "schedule cosine without steps"),
+            ("sgd:schedule=poly,steps=0", "schedule poly without steps"),
+            ("sgd:steps=10", "steps for the schedule const; steps is for the schedule cosine or poly"),
+            ("sgd:schedule=poly,steps=10,minimum=0.0001", "minimum for the schedule poly"),
+            ("sgd:schedule=cosine,steps=10,lr=0.1,minimum=0.2", "minimum is 0.2"),
+            ("sgd:schedule=step,every=10,gamma=10", "gamma is 10"),
+            ("sgd:schedule=cosine,steps=1.5", "steps is 1.5"),
+            ("sgd:warm_up=-1", "warm_up is -1"),
+            ("sgd:warm_up=inf", "warm_up is inf"),
+            ("sgd:ema=1", "ema is 1"),
+            ("sgd:ema_ramp=1", "ema_ramp without ema"),
+            ("sgd:window=1.5", "window is 1.5"),
+            ("sgd:window_max=5", "window_max without window"),
+            ("sgd:window=1,window_min=0", "window_min is 0"),
         ] {
             let error = text.parse::<Rule>().unwrap_err().to_string();
             assert!(error.contains(named), "{text}: {error}");
         }
-        for (code, settings) in [(0, 6), (9, 6), (1, 5), (1, 7)] {
+        for (code, settings) in [(0, 6), (9, 6), (1, 5), (1, 7), (1, 17), (1, 19)] {
             assert!(Rule::from_wire(code, &vec![0.0; settings]).is_err(), "{code} {settings}");
         }
         assert!(Rule::from_wire(1, &[f64::NAN, 0.0, 0.0, 0.0, 0.0, 0.0]).is_err());
         assert!(Rule::from_wire(1, &[0.1, -0.0, 0.0, 0.0, 0.0, 0.0]).is_err());
+        let with = |schedule, warm_up| {
+            let own = [0.1, 0.0, 0.0, 0.0, 0.0, 0.0];
+            [&own[..], &[schedule, warm_up, 0.0, 0.1, 0.0, 0.0, 1.0], &[0.0, 0.0, 0.0, 1e4, 1e4]].concat()
+        };
+        assert_eq!(Rule::from_wire(1, &with(0.0, 5.0)), "sgd:lr=0.1,warm_up=5".parse());
+        for (schedule, warm_up, why) in
+            [(0.0, 0.0, "are not set"), (4.0, 5.0, "schedule is 4"), (0.5, 5.0, "schedule is 0.5")]
+        {
+            let error = Rule::from_wire(1, &with(schedule, warm_up)).unwrap_err().to_string();
+            assert!(error.contains(why), "{error}");
+        }
         let sgd = Rule::of(Optimizer::Sgd);
         assert_eq!([DType::BF16, DType::F64, DType::I32].map(|dtype| sgd.changes(dtype)), [true, true, false]);
     }

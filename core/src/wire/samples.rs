@@ -9,10 +9,10 @@ use super::{
 };
 use crate::error::{Claim, ERRORS, Error, ErrorKind, FieldSource, Tensors};
 use crate::types::{
-    Access, Address, ClockKey, Closing, CodecSpec, DType, Effect, Encoding, Epoch, Fate, Holdings, Incarnation,
-    MachineId, Member, Mode, NodeId, Op, Optimizer, PartId, PartLayout, Participants, Passage, Phase, Piece, Process,
-    Role, Round, Rule, Scheme, ServerId, Span, StepReport, StoreAnswer, StoreAsk, SumId, TensorKey, TensorKind,
-    TensorSpec, Tick, Ticked, Time, Update, Version, View, Wiring, WorkerId, WorkerSet, WorkersKey,
+    Access, Address, Average, ClockKey, Closing, CodecSpec, DType, Effect, Encoding, Epoch, Fate, Holdings,
+    Incarnation, MachineId, Member, Mode, NodeId, Op, Optimizer, PartId, PartLayout, Participants, Passage, Phase,
+    Piece, Process, Role, Round, Rule, Scheme, ServerId, Span, StepReport, StoreAnswer, StoreAsk, SumId, TensorKey,
+    TensorKind, TensorSpec, Tick, Ticked, Time, Update, Version, View, Wiring, WorkerId, WorkerSet, WorkersKey,
 };
 
 /// A mode by a clock.
@@ -279,6 +279,12 @@ pub fn headers() -> Vec<Header> {
         with(Contribution::First { body: refused, checksum: None }),
         Header::Sum(Sum { body: shortened(301), ..sum.clone() }),
         Header::Sum(Sum { body: refused, ..sum }),
+        Header::Use(Use {
+            access: Access::PullAverage(Average::Window),
+            rule: Some("sgd:schedule=poly,steps=100,warm_up=5,window=0.5".parse().expect("a rule")),
+            sent: Sent::Nothing { checked: false },
+            ..part_use
+        }),
     ]
 }
 

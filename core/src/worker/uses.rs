@@ -56,7 +56,7 @@ impl Worker {
         let defect = self.settings.scheduler.defect;
         let part = &self.record(task).part;
         let (id, demand, tickets) = (part.layout.part, part.demand, part.tickets.clone());
-        if demand.receives() {
+        if demand.reads_value() {
             self.read.0.insert(id, effect.version);
         } else if demand.is_init() {
             // It has given the first value, or one that is taken for it.

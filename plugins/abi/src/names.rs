@@ -112,7 +112,7 @@ impl GradlaneOp {
 
 impl GradlaneAccess {
     /// Every use of a parameter, in the order of the numbers.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 10] = [
         Self::Init,
         Self::PushAdd,
         Self::PushAssign,
@@ -121,6 +121,8 @@ impl GradlaneAccess {
         Self::PushPullAssign,
         Self::PushStep,
         Self::PushPullStep,
+        Self::PullEma,
+        Self::PullWindow,
     ];
 
     /// The name in Python's native module, such as `push_add`.
@@ -134,6 +136,8 @@ impl GradlaneAccess {
             Self::PushPullAssign => "push_pull_assign",
             Self::PushStep => "push_step",
             Self::PushPullStep => "push_pull_step",
+            Self::PullEma => "pull_ema",
+            Self::PullWindow => "pull_window",
         }
     }
 

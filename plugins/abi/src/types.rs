@@ -81,6 +81,10 @@ pub enum GradlaneAccess {
     PushStep = 7,
     /// Is a gradient, and reads the value that the rule makes.
     PushPullStep = 8,
+    /// Reads the exponential average of its values, which its rule keeps.
+    PullEma = 9,
+    /// Reads the mean of its last values, which its rule keeps.
+    PullWindow = 10,
 }
 
 /// What became of a change of a parameter. A higher one is worse for its worker.
@@ -217,7 +221,7 @@ pub struct GradlaneParameterUse {
     pub shape: *const u64,
     /// The number of dimensions, at most 64.
     pub dimensions: usize,
-    /// The value or the change: contiguous, in C order. Of a `GRADLANE_ACCESS_PULL`, the memory for the value. It must stay valid, and
+    /// The value or the change: contiguous, in C order. Of a pull, the memory for the value. It must stay valid, and
     /// nothing else may write to it, until the operation has ended; where a value lands in it, nothing else may read it either.
     pub value: *mut c_void,
     /// Of a push_pull, the memory for the value, as long as the change and on the same device or host. If it is NULL or equal to `value`,

@@ -53,8 +53,8 @@ class ServerOptimizer(torch.optim.Optimizer):
     All workers make it, and begin with the weights of worker 0. Buffers, such as the running statistics of BatchNorm, stay on
     each worker. The job needs a server, unless this worker is alone.
 
-    The learning rate and the moments are on the servers: a scheduler, `state_dict()` and groups with settings of their own
-    are refused. Clip gradients before `step()`, or by `clip_value` of the rule; with `torch.amp.GradScaler` a step whose
+    The learning rate and the moments are on the servers: give the rule a schedule in place of a scheduler of PyTorch, which is
+    refused, as are `state_dict()` and groups with settings of their own. Clip gradients before `step()`, or by `clip_value` of the rule; with `torch.amp.GradScaler` a step whose
     gradients are not finite is left out, on this worker alone.
     """
 
@@ -130,7 +130,7 @@ class ServerOptimizer(torch.optim.Optimizer):
         if rate != self.rule.lr:
             raise FailedPreconditionError(
                 f"the learning rate is {rate}, and the rule on the servers has {self.rule.lr}; "
-                "it is fixed, so train without a scheduler"
+                "give the rule a schedule in place of a scheduler, such as rules.Cosine(1000)"
             )
         loss = None
         if closure is not None:

@@ -166,6 +166,10 @@ typedef enum GradlaneAccess {
     GRADLANE_ACCESS_PUSH_STEP = 7,
     // Is a gradient, and reads the value that the rule makes.
     GRADLANE_ACCESS_PUSH_PULL_STEP = 8,
+    // Reads the exponential average of its values, which its rule keeps.
+    GRADLANE_ACCESS_PULL_EMA = 9,
+    // Reads the mean of its last values, which its rule keeps.
+    GRADLANE_ACCESS_PULL_WINDOW = 10,
 } GradlaneAccess;
 
 // The memory of a tensor.
@@ -276,7 +280,7 @@ typedef struct GradlaneParameterUse {
     const uint64_t *shape;
     // The number of dimensions, at most 64.
     size_t dimensions;
-    // The value or the change: contiguous, in C order. Of a `GRADLANE_ACCESS_PULL`, the memory for the value. It must stay valid, and
+    // The value or the change: contiguous, in C order. Of a pull, the memory for the value. It must stay valid, and
     // nothing else may write to it, until the operation has ended; where a value lands in it, nothing else may read it either.
     void *value;
     // Of a push_pull, the memory for the value, as long as the change and on the same device or host. If it is NULL or equal to `value`,

@@ -7,7 +7,9 @@ use gradlane_core::cluster::ticks;
 use gradlane_core::engine::{Memory, ParameterUse};
 use gradlane_core::mem::Region;
 use gradlane_core::reduce::{Kernels, OptimizerState};
-use gradlane_core::types::{Access, Ask, Effect, Fate, Mode, TensorSpec, Tick, Ticked, Update, Version, WorkerId};
+use gradlane_core::types::{
+    Access, Ask, Average, Effect, Fate, Mode, TensorSpec, Tick, Ticked, Update, Version, WorkerId,
+};
 use gradlane_core::wire::limits;
 use gradlane_core::{Error, Result};
 
@@ -115,7 +117,7 @@ impl Parameters {
                 parameter.change(self.kernels, Update::Assign, bytes_of(&value));
                 parameter.read = parameter.version;
             }
-            Access::Push(_) | Access::Pull | Access::PushPull(_) if !parameter.is_set() => {
+            Access::Push(_) | Access::Pull | Access::PushPull(_) | Access::PullAverage(_) if !parameter.is_set() => {
                 return Err(Error::FailedPrecondition {
                     what: format!("tensor {}: {access} of a parameter that has no value", tensor.name),
                     hint: "initialise the parameter first".to_owned(),
@@ -129,12 +131,14 @@ impl Parameters {
             Access::Push(update) | Access::PushPull(update) => {
                 effect = parameter.push(self.kernels, update, bytes_of(&value));
             }
-            Access::Pull => {}
+            Access::Pull | Access::PullAverage(_) => {}
         }
         effect.version = parameter.version;
         if access.receives() {
-            bytes_of_mut(&mut into.unwrap_or(value)).copy_from_slice(&parameter.value);
-            parameter.read = parameter.version;
+            parameter.write(access.average(), bytes_of_mut(&mut into.unwrap_or(value)));
+            if access.average().is_none() {
+                parameter.read = parameter.version;
+            }
         }
         Ok(effect)
     }
@@ -228,6 +232,14 @@ impl Parameter {
         }
     }
 
+    /// Writes the value, or an average, which is the value before the first step.
+    fn write(&self, average: Option<Average>, out: &mut [u8]) {
+        match average.zip(self.optimizer.as_ref()) {
+            Some((average, optimizer)) => optimizer.average(average, [out]),
+            None => out.copy_from_slice(&self.value),
+        }
+    }
+
     fn change(&mut self, kernels: Kernels, update: Update, change: &[u8]) {
         let dtype = self.tensor.dtype;
         match update {
@@ -294,6 +306,27 @@ mod tests {
     }
 
     #[test]
+    fn averages_are_the_value_before_the_first_step_and_follow_steps_alone() {
+        let parameters = Parameters::new();
+        let averages = || {
+            [Average::Ema, Average::Window].map(|average| {
+                let mut out = [0.0];
+                parameters.used(Access::PullAverage(average), &mut out).map(|version| (version, out[0]))
+            })
+        };
+        parameters.used(Access::Init, &mut [3.0]).unwrap();
+        parameters.used(Access::Push(Update::Assign), &mut [8.0]).unwrap();
+        assert_eq!(averages(), [Ok((2, 8.0)), Ok((2, 8.0))]);
+        parameters.used(Access::Push(Update::Step), &mut [8.0]).unwrap();
+        assert_eq!(averages(), [Ok((3, 6.0)), Ok((3, 4.0))], "the value is 4");
+        parameters.used(ADD, &mut [100.0]).unwrap();
+        assert_eq!(averages(), [Ok((4, 6.0)), Ok((4, 4.0))]);
+        let mut value = [0.0];
+        parameters.used(Access::Pull, &mut value).unwrap();
+        assert_eq!(value, [104.0], "the value is not disturbed");
+    }
+
+    #[test]
     fn what_has_no_value_is_neither_changed_nor_read() {
         let parameters = Parameters::new();
         for access in Access::ALL.into_iter().filter(|access| *access != Access::Init) {
@@ -334,7 +367,7 @@ mod tests {
         let region = unsafe { Region::new(memory.as_mut_ptr().cast(), size_of_val(memory)) };
         let tensor = TensorSpec::parameter("w", DType::F32, vec![memory.len() as u64]);
         ParameterUse {
-            tensor: tensor.with_rule("sgd:lr=0.5".parse().expect("a rule")),
+            tensor: tensor.with_rule("sgd:lr=0.5,ema=0.5,window=1".parse().expect("a rule")),
             access,
             round_of_clock: 0,
             memory: region.into(),

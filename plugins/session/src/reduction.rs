@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use gradlane_abi::{GradlaneAccess, GradlaneDtype, GradlaneOp, Unknown};
 use gradlane_core::engine::{BatchSubmission, Member, Memory, Submission};
-use gradlane_core::types::{Access, CodecChoice, DType, Op, Priority, TensorSpec, Update, WorkerId};
+use gradlane_core::types::{Access, Average, CodecChoice, DType, Op, Priority, TensorSpec, Update, WorkerId};
 use gradlane_core::{Error, Result};
 
 use crate::batch::Batch;
@@ -68,6 +68,8 @@ pub(crate) const fn access_of(access: GradlaneAccess) -> Access {
         GradlaneAccess::PushPullAssign => Access::PushPull(Update::Assign),
         GradlaneAccess::PushStep => Access::Push(Update::Step),
         GradlaneAccess::PushPullStep => Access::PushPull(Update::Step),
+        GradlaneAccess::PullEma => Access::PullAverage(Average::Ema),
+        GradlaneAccess::PullWindow => Access::PullAverage(Average::Window),
     }
 }
 

@@ -137,7 +137,7 @@ impl Work {
     pub fn answers(&self) -> Option<(ExchangeId, u64)> {
         match self {
             Self::Sum { step: Step::Answer { exchange, header, .. }, .. } => Some((*exchange, header.body.bytes)),
-            Self::Parameter { step: ValueStep::Answer { exchange, header }, .. } => {
+            Self::Parameter { step: ValueStep::Answer { exchange, header, .. }, .. } => {
                 Some((*exchange, header.part_bytes))
             }
             Self::Sum {

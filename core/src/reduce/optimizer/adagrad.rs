@@ -9,9 +9,9 @@ pub(super) struct Adagrad<R> {
 }
 
 impl<R: Real> Adagrad<R> {
-    pub(super) fn at(rule: &Rule, step: u64) -> Self {
+    pub(super) fn at(rule: &Rule, rate: f64, step: u64) -> Self {
         let slowed = 1.0 + (step - 1) as f64 * rule.setting("lr_decay");
-        Self { rate: R::of(-rule.setting("lr") / slowed), eps: R::of(rule.setting("eps")) }
+        Self { rate: R::of(-rate / slowed), eps: R::of(rule.setting("eps")) }
     }
 
     #[inline(always)]

@@ -16,10 +16,10 @@ pub(super) struct Adam<R> {
 }
 
 impl<R: Real> Adam<R> {
-    pub(super) fn at(rule: &Rule, step: u64) -> Self {
+    pub(super) fn at(rule: &Rule, rate: f64, step: u64) -> Self {
         let (beta1, beta2) = (rule.setting("beta1"), rule.setting("beta2"));
         Self {
-            rate: R::of(-rule.setting("lr") / correction(beta1, step)),
+            rate: R::of(-rate / correction(beta1, step)),
             root: R::of(correction(beta2, step).sqrt()),
             eps: R::of(rule.setting("eps")),
             share: R::of(1.0 - beta1),

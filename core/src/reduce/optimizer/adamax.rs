@@ -13,10 +13,10 @@ pub(super) struct Adamax<R> {
 }
 
 impl<R: Real> Adamax<R> {
-    pub(super) fn at(rule: &Rule, step: u64) -> Self {
+    pub(super) fn at(rule: &Rule, rate: f64, step: u64) -> Self {
         let beta1 = rule.setting("beta1");
         Self {
-            rate: R::of(-rule.setting("lr") / correction(beta1, step)),
+            rate: R::of(-rate / correction(beta1, step)),
             eps: R::of(rule.setting("eps")),
             share: R::of(1.0 - beta1),
             kept: R::of(rule.setting("beta2")),

@@ -11,9 +11,9 @@ pub(super) struct Lion<R> {
 }
 
 impl<R: Real> Lion<R> {
-    pub(super) fn of(rule: &Rule) -> Self {
+    pub(super) fn of(rule: &Rule, rate: f64) -> Self {
         Self {
-            rate: R::of(-rule.setting("lr")),
+            rate: R::of(-rate),
             of_step: R::of(1.0 - rule.setting("beta1")),
             of_mean: R::of(1.0 - rule.setting("beta2")),
         }

@@ -14,10 +14,10 @@ pub(super) struct RmsProp<R> {
 }
 
 impl<R: Real> RmsProp<R> {
-    pub(super) fn of(rule: &Rule) -> Self {
+    pub(super) fn of(rule: &Rule, rate: f64) -> Self {
         let (alpha, momentum) = (rule.setting("alpha"), rule.setting("momentum"));
         Self {
-            rate: R::of(-rule.setting("lr")),
+            rate: R::of(-rate),
             eps: R::of(rule.setting("eps")),
             kept: R::of(alpha),
             taken: R::of(1.0 - alpha),

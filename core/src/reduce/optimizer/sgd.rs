@@ -18,7 +18,7 @@ struct Moving<R> {
 }
 
 impl<R: Real> Sgd<R> {
-    pub(super) fn at(rule: &Rule, step: u64) -> Self {
+    pub(super) fn at(rule: &Rule, rate: f64, step: u64) -> Self {
         let momentum = rule.setting("momentum");
         // The first momentum is the first gradient.
         let (kept, taken) = if step == 1 { (0.0, 1.0) } else { (momentum, 1.0 - rule.setting("dampening")) };
@@ -28,7 +28,7 @@ impl<R: Real> Sgd<R> {
             taken: R::of(taken),
             is_nesterov: rule.setting("nesterov") != 0.0,
         };
-        Self { rate: R::of(-rule.setting("lr")), moving: Some(moving).filter(|_| momentum != 0.0) }
+        Self { rate: R::of(-rate), moving: Some(moving).filter(|_| momentum != 0.0) }
     }
 
     #[inline(always)]

@@ -6,6 +6,7 @@ use super::adamax::Adamax;
 use super::lion::Lion;
 use super::rmsprop::RmsProp;
 use super::run::{Real, Run};
+use super::schedule;
 use super::sgd::Sgd;
 use crate::types::{Optimizer, Rule};
 
@@ -37,21 +38,22 @@ enum Formula<R> {
 impl<R: Real> Terms<R> {
     /// Those of the step with this number, from 1.
     pub(super) fn at(rule: &Rule, step: u64) -> Self {
+        let rate = schedule::rate(rule, step - 1);
         let (bound, decay) = (rule.setting("clip_value"), rule.setting("weight_decay"));
         let decay = match rule.optimizer() {
             _ if decay == 0.0 => Decay::Not,
-            Optimizer::AdamW | Optimizer::Lion => Decay::Apart(R::of(1.0 - rule.setting("lr") * decay)),
+            Optimizer::AdamW | Optimizer::Lion => Decay::Apart(R::of(1.0 - rate * decay)),
             Optimizer::Sgd | Optimizer::Adam | Optimizer::Adagrad | Optimizer::RmsProp | Optimizer::Adamax => {
                 Decay::InGradient(R::of(decay))
             }
         };
         let formula = match rule.optimizer() {
-            Optimizer::Sgd => Formula::Sgd(Sgd::at(rule, step)),
-            Optimizer::Adam | Optimizer::AdamW => Formula::Adam(Adam::at(rule, step)),
-            Optimizer::Adagrad => Formula::Adagrad(Adagrad::at(rule, step)),
-            Optimizer::RmsProp => Formula::RmsProp(RmsProp::of(rule)),
-            Optimizer::Adamax => Formula::Adamax(Adamax::at(rule, step)),
-            Optimizer::Lion => Formula::Lion(Lion::of(rule)),
+            Optimizer::Sgd => Formula::Sgd(Sgd::at(rule, rate, step)),
+            Optimizer::Adam | Optimizer::AdamW => Formula::Adam(Adam::at(rule, rate, step)),
+            Optimizer::Adagrad => Formula::Adagrad(Adagrad::at(rule, rate, step)),
+            Optimizer::RmsProp => Formula::RmsProp(RmsProp::of(rule, rate)),
+            Optimizer::Adamax => Formula::Adamax(Adamax::at(rule, rate, step)),
+            Optimizer::Lion => Formula::Lion(Lion::of(rule, rate)),
         };
         Self { bound: Some(R::of(bound)).filter(|_| bound > 0.0), decay, formula }
     }

@@ -115,19 +115,130 @@ fn neither_blocks_nor_vectors_make_a_difference() {
     }
 }
 
+/// The averages after each of 100 steps, as bytes, in blocks of so many.
+fn averages(kernels: Kernels, text: &str, dtype: DType, block_bytes: usize) -> Vec<[Vec<u8>; 2]> {
+    let mut value = bytes(dtype, &start(), 100);
+    let mut state = OptimizerState::new(text.parse().unwrap(), dtype, value.len() as u64);
+    let mut after_step = |step| {
+        let mut gradients = bytes(dtype, &gradient(step), 100);
+        state.step(kernels, value.chunks(block_bytes).zip(gradients.chunks_mut(block_bytes)));
+        value = gradients;
+        [Average::Ema, Average::Window].map(|average| {
+            let mut out = vec![0; value.len()];
+            state.average(average, out.chunks_mut(block_bytes));
+            out
+        })
+    };
+    (0..100).map(&mut after_step).collect()
+}
+
+#[test]
+fn averages_are_of_the_values_of_all_steps_and_of_the_last_windows() {
+    let text = "sgd:lr=0.1,ema=0.7,ema_ramp=1,window=0.25,window_min=4,window_max=15";
+    // The values are known: those of the same rule without averages.
+    let (mut ema, mut window, mut former) = (start(), Vec::new(), Vec::new());
+    let mut value = start();
+    let mut closed = Vec::new();
+    for (step, [found_ema, found_window]) in (0..).zip(averages(Kernels::detect(), text, DType::F64, 64 * 8)) {
+        value.iter_mut().zip(gradient(step)).for_each(|(value, gradient)| *value -= 0.1 * gradient);
+        window.push(value.clone());
+        let steps = f64::from(step) + 1.0;
+        let decay = 0.7_f64.min((1.0 + steps) / (10.0 + steps));
+        ema.iter_mut().zip(&value).for_each(|(ema, value)| *ema = decay * *ema + (1.0 - decay) * value);
+        if window.len() >= 4 && window.len() as f64 >= 15.0_f64.min(steps * 0.25) {
+            former = std::mem::take(&mut window);
+            closed.push(step + 1);
+        }
+        let of = |i: usize| former.iter().chain(&window).map(move |value: &Vec<f64>| value[i]);
+        let mean: Vec<f64> = (0..8).map(|i| of(i).sum::<f64>() / of(i).count() as f64).collect();
+        for (found, expected) in [(found_ema, &ema), (found_window, &mean)] {
+            for (found, expected) in numbers(DType::F64, &found).chunks(8).flat_map(|found| found.iter().zip(expected))
+            {
+                assert!((found - expected).abs() < 1e-12, "step {step}: {found} {expected}");
+            }
+        }
+    }
+    assert_eq!(closed, [4, 8, 12, 16, 22, 30, 40, 54, 69, 84, 99], "shortest, a quarter of all steps, longest");
+}
+
+#[test]
+fn averages_are_rounded_once_to_the_type_and_equal_on_all_machines() {
+    let text = "adam:lr=0.1,ema=0.7,window=0.25,window_min=4,window_max=15";
+    let exact = averages(Kernels::portable(), text, DType::F64, usize::MAX).pop().unwrap();
+    for (dtype, error) in [(DType::F32, 1e-5), (DType::F16, 1e-2), (DType::BF16, 5e-2)] {
+        let whole = averages(Kernels::portable(), text, dtype, usize::MAX);
+        for kernels in Kernels::all() {
+            assert!(averages(kernels, text, dtype, 50 * 8) == whole, "{dtype} {kernels}");
+        }
+        for (found, exact) in whole.last().unwrap().iter().zip(&exact) {
+            for (found, exact) in numbers(dtype, found).into_iter().zip(numbers(DType::F64, exact)) {
+                assert!((found - exact).abs() <= error * (1.0 + exact.abs()), "{dtype}: {found} {exact}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_long_window_loses_no_small_values() {
+    let rule = "sgd:lr=0,window=1,window_min=100000,window_max=100000".parse().unwrap();
+    let value = bytes(DType::F32, &[0.1], 1);
+    let mut state = OptimizerState::new(rule, DType::F32, 4);
+    for _ in 0..50_000 {
+        state.step(Kernels::portable(), [(&value[..], &mut [0; 4][..])]);
+    }
+    let mut mean = [0; 4];
+    state.average(Average::Window, [&mut mean[..]]);
+    let [found] = numbers(DType::F32, &mean)[..] else { unreachable!() };
+    assert!((found - 0.1).abs() < 1e-5, "{found}");
+}
+
+#[test]
+fn averages_follow_no_change_but_steps() {
+    let rule = "sgd:lr=1,ema=0.5,window=1".parse().unwrap();
+    let mut state = OptimizerState::new(rule, DType::F32, 4);
+    let step = |state: &mut OptimizerState, value: f64, gradient: f64| {
+        let mut next = bytes(DType::F32, &[gradient], 1);
+        state.step(Kernels::portable(), [(&bytes(DType::F32, &[value], 1)[..], &mut next[..])]);
+    };
+    let read = |state: &OptimizerState, average| {
+        let mut out = [0; 4];
+        state.average(average, [&mut out[..]]);
+        numbers(DType::F32, &out)
+    };
+    step(&mut state, 8.0, 4.0);
+    assert_eq!([Average::Ema, Average::Window].map(|average| read(&state, average)), [[6.0], [4.0]]);
+    state.handle_changed();
+    assert_eq!([Average::Ema, Average::Window].map(|average| read(&state, average)), [[6.0], [4.0]]);
+    step(&mut state, 100.0, 0.0);
+    assert_eq!([Average::Ema, Average::Window].map(|average| read(&state, average)), [[53.0], [52.0]]);
+}
+
 #[test]
 fn what_is_kept_is_what_is_booked() {
-    for (text, rows) in [("sgd", 0), ("sgd:momentum=0.9", 1), ("adamw", 2), ("rmsprop:momentum=0.5,centered=1", 3)] {
+    for (text, rows) in [
+        ("sgd", 0),
+        ("sgd:momentum=0.9", 1),
+        ("adamw", 2),
+        ("rmsprop:momentum=0.5,centered=1", 3),
+        ("sgd:ema=0.9", 1),
+        ("adam:ema=0.9,window=0.1", 6),
+    ] {
         let rule: Rule = text.parse().unwrap();
         for (dtype, sum, masters) in [(DType::F32, 4, 0), (DType::F64, 8, 0), (DType::BF16, 4, 1)] {
             let elements = 100;
             let state = OptimizerState::new(rule, dtype, elements * dtype.bytes());
             let kept = match &state.kept {
-                Kept::F32(numbers) => 4 * (numbers.masters.len() + numbers.rows.iter().map(Vec::len).sum::<usize>()),
-                Kept::F64(numbers) => 8 * (numbers.masters.len() + numbers.rows.iter().map(Vec::len).sum::<usize>()),
+                Kept::F32(numbers) => 4 * numbers.len(),
+                Kept::F64(numbers) => 8 * numbers.len(),
             };
             let booked = OptimizerState::bytes_of(&rule, dtype, elements * dtype.bytes());
             assert_eq!((kept as u64, booked), (booked, elements * sum * (rows + masters)), "{text} {dtype}");
         }
+    }
+}
+
+impl<R: Real> Numbers<R> {
+    fn len(&self) -> usize {
+        self.masters.len() + self.rows.iter().map(Vec::len).sum::<usize>() + self.averages.len()
     }
 }

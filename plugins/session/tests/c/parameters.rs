@@ -25,6 +25,21 @@ fn a_parameter_is_given_a_value_changed_and_read_and_each_use_tells_the_version(
 }
 
 #[test]
+fn an_average_is_read_by_a_use_of_its_own() {
+    let job = Session::start();
+    let (mut value, mut gradient, mut out) = ([8.0_f32, 4.0], [8.0_f32, 4.0], [0.0_f32; 2]);
+    let by = |access, values: &mut [f32; 2]| GradlaneParameterUse {
+        rule: c"sgd:lr=0.5,ema=0.5,window=1".as_ptr(),
+        ..parameter(access, values)
+    };
+    assert_eq!(job.used(&by(GradlaneAccess::Init, &mut value)), 1);
+    assert_eq!(job.used(&by(GradlaneAccess::PushStep, &mut gradient)), 2);
+    for (access, expected) in [(GradlaneAccess::PullEma, [6.0, 3.0]), (GradlaneAccess::PullWindow, [4.0, 2.0])] {
+        assert_eq!((job.used(&by(access, &mut out)), out), (2, expected));
+    }
+}
+
+#[test]
 fn a_use_that_makes_no_sense_is_refused_by_the_field_that_is_wrong() {
     let job = Session::start();
     let mut values = [1.0_f32, 2.0];

@@ -1,6 +1,6 @@
 //! The steps of the part of a parameter.
 
-use gradlane_core::types::{DType, ExchangeId, Rule, WorkerId};
+use gradlane_core::types::{Average, DType, ExchangeId, Rule, WorkerId};
 use gradlane_core::wire::Value;
 
 /// A step in the life of a part: `Receive`, then `Change`, `Keep` or `Forget`, for any number of exchanges at once, with `Answer` and `Merge`
@@ -59,6 +59,8 @@ pub enum ValueStep {
     Answer {
         /// On which exchange.
         exchange: ExchangeId,
+        /// The average that goes in place of the value.
+        average: Option<Average>,
         /// Complete.
         header: Value,
     },

@@ -248,7 +248,7 @@ impl Parameters {
             Access::Push(Update::Add) | Access::PushPull(Update::Add) => Some(Change::Add),
             Access::Push(Update::Step) | Access::PushPull(Update::Step) => Some(Change::Step),
             // Another worker's came first.
-            Access::Init | Access::Pull => None,
+            Access::Init | Access::Pull | Access::PullAverage(_) => None,
         };
         let (fate, lag, factor) = part.judge(&header, change);
         let change = change.filter(|_| fate != Fate::DiscardedStale);
@@ -287,9 +287,9 @@ impl Parameters {
     pub(super) fn answer(&mut self, exchange: ExchangeId, header: &Use, effect: Effect) {
         let part_bytes = if header.access.receives() { header.part_bytes } else { 0 };
         let epoch = self.membership.as_ref().map_or(header.target.epoch, |ours| ours.epoch);
-        let target = Target { epoch, ..header.target };
+        let (target, average) = (Target { epoch, ..header.target }, header.access.average());
         let header = Value { target, effect, part_bytes, checksum: header.is_checked() && part_bytes > 0 };
-        self.step(target.part, ValueStep::Answer { exchange, header });
+        self.step(target.part, ValueStep::Answer { exchange, average, header });
     }
 
     /// An exchange is over. What it has brought of a change that was not done goes. So does a part that has no value and to which nobody

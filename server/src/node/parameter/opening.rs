@@ -44,10 +44,12 @@ impl Parameters {
         }
         let value = known.map(|part| part.version).filter(|version| *version > Version(0));
         match (access, value, header.sent) {
-            (Access::Init | Access::Pull, Some(version), _) => {
+            (Access::Init | Access::Pull | Access::PullAverage(_), Some(version), _) => {
                 self.answer_at_once(now, sender, exchange, header, Effect::accepted(version), budget)
             }
-            (Access::Push(_) | Access::Pull | Access::PushPull(_), None, _) => Err(not_initialised(id)),
+            (Access::Push(_) | Access::Pull | Access::PushPull(_) | Access::PullAverage(_), None, _) => {
+                Err(not_initialised(id))
+            }
             (Access::Init, None, Sent::Nothing { .. })
             | (Access::Push(_) | Access::PushPull(_), Some(_), Sent::Nothing { .. }) => Err(lost(sender.worker)),
             (Access::Init, None, Sent::Whole { checksum })

@@ -9,8 +9,8 @@ use gradlane_core::mem::{Copies, Frozen, Pool};
 use gradlane_core::reduce::Kernels;
 use gradlane_core::transport::Outgoing;
 use gradlane_core::types::{
-    Access, DType, Effect, Epoch, ExchangeId, LinkId, Mode, PartId, Phase, Round, Rule, TensorKey, Time, Update,
-    Version, View,
+    Access, Average, DType, Effect, Epoch, ExchangeId, LinkId, Mode, PartId, Phase, Round, Rule, TensorKey, Time,
+    Update, Version, View,
 };
 use gradlane_core::wire::{Request, Response, Sent, Target, Use, Value, checksum};
 
@@ -101,6 +101,34 @@ fn a_gradient_changes_the_value_by_the_rule_which_keeps_its_momentum_until_the_p
     world.node.handle_member(MemberEvent::Ended { keys: vec![part().key], below: 1 });
     world.settle();
     assert_eq!((world.booked(), world.store.values().len()), (0, 0));
+}
+
+#[test]
+fn an_average_is_the_value_before_the_first_step_and_follows_steps_alone() {
+    let mut world = World::of(2);
+    let by = |access, round| Use { rule: rule("sgd:lr=0.5,ema=0.5,window=1"), ..to_do(access, round) };
+    let call = |world: &mut World, rank, header: Use, body: [f32; 4]| {
+        let exchange = world.open(rank, header);
+        world.bring(exchange, &floats(body));
+        world.outcome(exchange)
+    };
+    let averages = |world: &mut World, round| {
+        [(Average::Ema, round), (Average::Window, round + 1)].map(|(average, round)| {
+            let exchange = world.open(1, by(Access::PullAverage(average), round));
+            world.outcome(exchange).value()
+        })
+    };
+    call(&mut world, 0, by(INIT, 0), [8.0; 4]);
+    assert_eq!(world.booked(), 5 * BYTES, "the value, one average, and three sums");
+    assert_eq!(averages(&mut world, 0), [(1, vec![8.0; 4]), (1, vec![8.0; 4])]);
+    call(&mut world, 0, by(STEP, 1), [8.0; 4]);
+    assert_eq!(averages(&mut world, 2), [(2, vec![6.0; 4]), (2, vec![4.0; 4])], "the value is 4");
+    call(&mut world, 0, by(ASSIGN, 2), [100.0; 4]);
+    assert_eq!(averages(&mut world, 4), [(3, vec![6.0; 4]), (3, vec![4.0; 4])]);
+    let got = call(&mut world, 0, by(Access::PushPull(Update::Step), 3), [0.0; 4]);
+    assert_eq!(got.value(), (4, vec![100.0; 4]), "the value is not disturbed");
+    assert_eq!(averages(&mut world, 6), [(4, vec![53.0; 4]), (4, vec![52.0; 4])]);
+    assert_eq!(world.booked(), 5 * BYTES);
 }
 
 #[test]

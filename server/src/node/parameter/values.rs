@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use gradlane_core::mem::{Frozen, Lease};
 use gradlane_core::reduce::{OptimizerState, accumulator_bytes};
 use gradlane_core::transport::Outgoing;
-use gradlane_core::types::{DType, Defect, ExchangeId, Op, PartId, Rule, WorkerId, planted};
+use gradlane_core::types::{Average, DType, Defect, ExchangeId, Op, PartId, Rule, WorkerId, planted};
 use gradlane_core::wire::{Response, Value as ValueHeader, checksum};
 
 use super::refusals::value_lost;
@@ -105,10 +105,13 @@ impl Values {
                     blocks.iter_mut().zip(upload.blocks).for_each(|(block, came)| *block = came.freeze());
                 }
             }
-            ValueStep::Answer { exchange, header } => match self.parts.get_mut(&id).map(|part| &mut part.value) {
-                Some(value @ Value::Present { .. }) => value.answer(exchange, header, say),
+            ValueStep::Answer { exchange, average, header } => match self.parts.get_mut(&id) {
+                Some(part @ Part { value: Value::Present { .. }, .. }) => {
+                    let mut average = average.and_then(|average| part.average(&self.resources, average));
+                    average.as_mut().unwrap_or(&mut part.value).answer(exchange, header, say);
+                }
                 // The node never answers for a part without a value, so a defect has lost it.
-                Some(Value::Absent | Value::Lost) | None => {
+                Some(Part { value: Value::Absent | Value::Lost, .. }) | None => {
                     let (about, error) = (header.about(), value_lost(id));
                     say(Event::Send(Outgoing::Reject { exchange, about, error }));
                 }
@@ -196,6 +199,14 @@ impl Part {
             optimizer.handle_changed();
         }
         self.value = Value::Present { blocks: body.into_iter().map(Lease::freeze).collect(), checksum: None };
+    }
+
+    /// An average of its values, in blocks of its own; `None` before the first step, when it is the value.
+    fn average(&self, resources: &SumResources, average: Average) -> Option<Value> {
+        let (Value::Present { blocks, .. }, Some(optimizer)) = (&self.value, &self.optimizer) else { return None };
+        let mut mean: Vec<Lease> = blocks.iter().map(|block| resources.pool.lease(block.len())).collect();
+        optimizer.average(average, mean.iter_mut().map(|block| &mut block[..]));
+        Some(Value::Present { blocks: mean.into_iter().map(Lease::freeze).collect(), checksum: None })
     }
 }
 

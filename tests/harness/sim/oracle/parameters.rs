@@ -20,7 +20,7 @@ const USES: i64 = 1000;
 pub(in crate::sim) fn change(plan: &Plan, id: UseId, access: Access) -> Vec<u8> {
     let (spec, bytes) = (&plan.parameters[id.parameter].spec, plan.parameters[id.parameter].bytes());
     let value = match access {
-        Access::Pull => return vec![JUNK; bytes as usize],
+        Access::Pull | Access::PullAverage(_) => return vec![JUNK; bytes as usize],
         Access::Init => 0,
         Access::Push(Update::Add) | Access::PushPull(Update::Add) => 1 << (DIGIT_BITS * number(id.who)),
         Access::Push(Update::Step) | Access::PushPull(Update::Step) => -(1 << (DIGIT_BITS * number(id.who))),

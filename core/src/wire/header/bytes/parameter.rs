@@ -168,6 +168,9 @@ impl Fields<'_> {
         if access.steps() && rule.is_none() {
             return Err(self.bad("rule", format!("is missing for a {access}")));
         }
+        if !access.has_average(rule) {
+            return Err(self.bad("rule", format!("keeps no average for a {access}")));
+        }
         let (target, urgency) = (self.target(at::ROUND)?, self.urgency()?);
         let header = Use { target, dtype, access, urgency, part_bytes, rule, mode, round_of_clock, basis, sent };
         let body_bytes = self.length("body length", front_at::BODY_BYTES, limits::PART_BYTES_MAX)?;
