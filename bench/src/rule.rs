@@ -130,7 +130,7 @@ fn contest(
 }
 
 fn step(state: &mut OptimizerState, kernels: Kernels, value: &[u8], gradient: &mut [u8]) {
-    state.step(kernels, value.chunks(BLOCK_BYTES).zip(gradient.chunks_mut(BLOCK_BYTES)));
+    state.step(kernels, None, value.chunks(BLOCK_BYTES).zip(gradient.chunks_mut(BLOCK_BYTES)));
 }
 
 /// Checks that all instruction sets make the same values, in three steps.

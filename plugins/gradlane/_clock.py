@@ -103,9 +103,11 @@ class Clock:
         self._round, self._step = tick.round, tick.step
         return tick
 
-    def round_of(self, *, is_gradient: bool) -> int:
-        """The round to which a gradient belongs, or the one whose changes a value must have."""
-        return self._round + 1 if is_gradient and modes.has_rounds(self.mode) else self._round
+    def stands_at(self, *, is_gradient: bool) -> int:
+        """The round to which a gradient belongs, or the one whose changes a value must have; without rounds the global step."""
+        if not modes.has_rounds(self.mode):
+            return self._step
+        return self._round + 1 if is_gradient else self._round
 
     def joined(self) -> Any:
         """The session whose clock it is, from its first use on."""

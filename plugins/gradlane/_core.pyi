@@ -232,7 +232,7 @@ class Session:
         device: int | None = None,
         streams: tuple[int | None, int | None] = ...,
         kind: tuple[str | None, str | None, str | None] = ...,
-        round_of_clock: int = 0,
+        clock_at: int = 0,
     ) -> Handle:
         """Starts a use of a parameter: `access` is one of the names in `names_table()`.
 

@@ -334,7 +334,7 @@ def begin_at(
         source.device,
         (source.stream, None if target is None else target.stream),
         (said.rule, said.mode, None if said.clock is None else said.clock.name),
-        0 if said.clock is None else said.clock.round_of(is_gradient=access.endswith("step")),
+        0 if said.clock is None else said.clock.stands_at(is_gradient=access.endswith("step")),
     )
     return Handle(native, lambda: _version_of(native))
 

@@ -204,7 +204,7 @@ impl Session {
 
     /// Uses a parameter. `address` is that of the value, of the change, or of the memory for the value, and `into` that of the memory for
     /// the value of a push_pull that is not in place. The other arguments are as for `submit`.
-    #[pyo3(signature = (name, dtype, shape, address, into, access, priority, timeout, owner, waits = false, device = None, streams = (None, None), kind = (None, None, None), round_of_clock = 0))]
+    #[pyo3(signature = (name, dtype, shape, address, into, access, priority, timeout, owner, waits = false, device = None, streams = (None, None), kind = (None, None, None), clock_at = 0))]
     #[expect(clippy::too_many_arguments, reason = "called once from Python, per use")]
     #[expect(unsafe_code, reason = "Python gives addresses")]
     fn access(
@@ -223,7 +223,7 @@ impl Session {
         device: Option<u16>,
         streams: (Option<u64>, Option<u64>),
         kind: parameter::Kind<'_>,
-        round_of_clock: u64,
+        clock_at: u64,
     ) -> PyResult<Handle> {
         let parts = self.0.get(py)?;
         release(py, &parts.owners);
@@ -237,7 +237,7 @@ impl Session {
                 (memory, into.map(|into| lender.lend(into, bytes, streams.1)).transpose()?)
             };
             let (access, priority, timeout) = (access_named(access)?, Priority(priority), timeout.map(duration));
-            let asked = ParameterUse { tensor, access, round_of_clock, memory, into, priority, timeout };
+            let asked = ParameterUse { tensor, access, clock_at, memory, into, priority, timeout };
             parts.inner.access(asked, waits.then_some(SLICE), ended)
         })
     }

@@ -221,7 +221,7 @@ fn tensors_of_a_device_are_pushed_from_there_and_pulled_to_there() {
         let asked = ParameterUse {
             tensor: TensorSpec::parameter("w", DType::F32, vec![LEN as u64]),
             access,
-            round_of_clock: 0,
+            clock_at: 0,
             memory: tensor.memory_of(Ordinal(0)),
             into: None,
             priority: Priority::default(),

@@ -34,7 +34,7 @@ pub struct ParameterUse {
     /// What to do.
     pub access: Access,
     /// Where the clock of the parameter's mode stands: see [`Demand::Access`]. 0 without a clock.
-    pub round_of_clock: u64,
+    pub clock_at: u64,
     /// The value or the change, as long as the parameter; of a pull, where the value goes.
     pub memory: Memory,
     /// Of a push_pull, where the value goes, as long as the parameter and on the same device; `None` for the memory of the change.
@@ -56,7 +56,7 @@ impl ParameterUse {
     }
 
     fn demand(&self) -> Demand {
-        Demand::Access { access: self.access, round_of_clock: self.round_of_clock }
+        Demand::Access { access: self.access, clock_at: self.clock_at }
     }
 }
 

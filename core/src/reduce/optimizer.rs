@@ -36,6 +36,8 @@ pub struct OptimizerState {
     elements: usize,
     /// How often the rule was applied.
     steps: u64,
+    /// The latest global step, for rules of jobs that have one.
+    global_step: u64,
     /// Whether the masters are not yet, or no more, what the value says.
     is_new: bool,
     kept: Kept,
@@ -113,7 +115,7 @@ impl OptimizerState {
             DType::F64 => Kept::F64(Numbers::new(&rule, elements, masters)),
             _ => Kept::F32(Numbers::new(&rule, elements, masters)),
         };
-        Self { rule, dtype, elements, steps: 0, is_new: true, kept }
+        Self { rule, dtype, elements, steps: 0, global_step: 0, is_new: true, kept }
     }
 
     /// The bytes that a rule keeps of a part of `bytes` bytes.
@@ -133,17 +135,25 @@ impl OptimizerState {
     }
 
     /// Applies the rule to a whole part. The blocks are its value and the gradient, cut alike; the new value replaces the gradient.
+    /// A schedule follows `global_step`, the steps of the job before this one; `None` for those of the part.
     ///
     /// # Panics
     /// If the blocks are not those of the part.
-    pub fn step<'a>(&mut self, kernels: Kernels, blocks: impl IntoIterator<Item = (&'a [u8], &'a mut [u8])>) {
+    pub fn step<'a>(
+        &mut self,
+        kernels: Kernels,
+        global_step: Option<u64>,
+        blocks: impl IntoIterator<Item = (&'a [u8], &'a mut [u8])>,
+    ) {
         self.steps += 1;
-        let Self { rule, dtype, steps, is_new, .. } = *self;
+        self.global_step = self.global_step.max(global_step.unwrap_or(self.steps - 1));
+        let Self { rule, dtype, steps, global_step, is_new, .. } = *self;
+        let terms = (&rule, steps, global_step);
         let changed = match (&mut self.kept, dtype) {
-            (Kept::F32(numbers), DType::F16) => numbers.change::<f16>(kernels, (&rule, steps), is_new, blocks),
-            (Kept::F32(numbers), DType::BF16) => numbers.change::<bf16>(kernels, (&rule, steps), is_new, blocks),
-            (Kept::F32(numbers), _) => numbers.change::<f32>(kernels, (&rule, steps), is_new, blocks),
-            (Kept::F64(numbers), _) => numbers.change::<f64>(kernels, (&rule, steps), is_new, blocks),
+            (Kept::F32(numbers), DType::F16) => numbers.change::<f16>(kernels, terms, is_new, blocks),
+            (Kept::F32(numbers), DType::BF16) => numbers.change::<bf16>(kernels, terms, is_new, blocks),
+            (Kept::F32(numbers), _) => numbers.change::<f32>(kernels, terms, is_new, blocks),
+            (Kept::F64(numbers), _) => numbers.change::<f64>(kernels, terms, is_new, blocks),
         };
         assert_eq!(changed, self.elements, "the blocks are those of the part");
         self.is_new = false;
@@ -179,11 +189,11 @@ impl<R: Real> Numbers<R> {
     fn change<'a, E: Element<Sum = R>>(
         &mut self,
         kernels: Kernels,
-        (rule, step): (&Rule, u64),
+        (rule, step, global_step): (&Rule, u64, u64),
         is_new: bool,
         blocks: impl IntoIterator<Item = (&'a [u8], &'a mut [u8])>,
     ) -> usize {
-        let (terms, follow) = (&Terms::at(rule, step), &self.averages.follow(rule, step));
+        let (terms, follow) = (&Terms::at(rule, step, global_step), &self.averages.follow(rule, step));
         let mut from = 0;
         for (value, gradient) in blocks {
             assert_eq!(value.len(), gradient.len(), "a gradient is as long as its value");

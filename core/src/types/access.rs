@@ -19,9 +19,10 @@ pub enum Demand {
     Access {
         /// What it does.
         access: Access,
-        /// Where the clock of the parameter's mode stands: of a gradient of a mode with rounds, the round to which it belongs; otherwise the
-        /// rounds that this worker has finished, whose changes a value must have. 0 without a clock.
-        round_of_clock: u64,
+        /// Where the clock of the parameter's mode stands. In a mode with rounds: of a gradient, the round to which it belongs, otherwise the
+        /// rounds that this worker has finished, whose changes a value must have. In other modes, the global step that this worker knows of.
+        /// 0 without a clock.
+        clock_at: u64,
     },
 }
 
@@ -67,9 +68,9 @@ impl Demand {
                 op.check(tensor.dtype)?;
                 tensor.participants.check_op(&tensor.name, op)
             }
-            (Self::Access { access, round_of_clock }, TensorKind::Parameter { rule, mode }) => {
+            (Self::Access { access, clock_at }, TensorKind::Parameter { rule, mode }) => {
                 check_use(tensor, access, rule, mode)?;
-                check_clock(tensor, access, mode, round_of_clock)
+                check_clock(tensor, access, mode, clock_at)
             }
             (Self::Reduce { .. }, TensorKind::Parameter { .. }) => Err(Error::InvalidArgument {
                 what: format!("tensor {}: it is a parameter, and parameters are not reduced in rounds", tensor.name),
@@ -88,8 +89,8 @@ impl Demand {
             (Self::Reduce { op, weight }, Self::Reduce { op: other, weight: of_other }) => {
                 op == other && weight.to_bits() == of_other.to_bits()
             }
-            (Self::Access { access, round_of_clock }, Self::Access { access: other, round_of_clock: of_other }) => {
-                access == other && round_of_clock == of_other
+            (Self::Access { access, clock_at }, Self::Access { access: other, clock_at: of_other }) => {
+                access == other && clock_at == of_other
             }
             (Self::Reduce { .. }, Self::Access { .. }) | (Self::Access { .. }, Self::Reduce { .. }) => false,
         }
@@ -158,17 +159,17 @@ fn check_use(tensor: &TensorSpec, access: Access, rule: Option<Rule>, mode: Mode
 }
 
 /// Refuses a place of the clock that has no meaning.
-fn check_clock(tensor: &TensorSpec, access: Access, mode: Mode, round_of_clock: u64) -> Result<()> {
+fn check_clock(tensor: &TensorSpec, access: Access, mode: Mode, clock_at: u64) -> Result<()> {
     let refuse = |what: &str, hint: &str| {
         Err(Error::InvalidArgument { what: format!("tensor {}: {what}", tensor.name), hint: hint.to_owned() })
     };
     match (mode.clock, mode.rounds()) {
-        (None, _) if round_of_clock != 0 => refuse("the round of a clock", "declare it with a mode and a clock"),
+        (None, _) if clock_at != 0 => refuse("the round of a clock", "declare it with a mode and a clock"),
         (_, Some(_)) if access.steps() && access.receives() => refuse(
             "a push_pull of a gradient in a mode with rounds",
             "push the gradient, tick the clock, and pull the parameter then",
         ),
-        (_, Some(_)) if access.steps() && round_of_clock == 0 => {
+        (_, Some(_)) if access.steps() && clock_at == 0 => {
             refuse("a gradient without the round of its clock", "rounds count from 1; use a clock's own push")
         }
         (None | Some(_), _) => Ok(()),
@@ -321,7 +322,7 @@ mod tests {
         let parameter = TensorSpec::parameter("w", DType::F32, vec![2]).with_rule(Rule::of(Optimizer::Sgd));
         let of = |mode: &str| parameter.clone().with_mode(mode.parse::<Mode>().unwrap().with_clock(ClockKey(7)));
         let step = Access::Push(Update::Step);
-        let first = Demand::Access { access: step, round_of_clock: 1 };
+        let first = Demand::Access { access: step, clock_at: 1 };
         assert_eq!([of("ssp:bound=1"), of("sync")].map(|tensor| first.check(&tensor)), [Ok(()), Ok(())]);
         assert_eq!(using(Access::Pull).check(&of("sync")), Ok(()));
         let scaled = TensorSpec { dtype: DType::I32, ..TensorSpec::parameter("w", DType::I32, vec![2]) };
@@ -339,6 +340,6 @@ mod tests {
     }
 
     fn using(access: Access) -> Demand {
-        Demand::Access { access, round_of_clock: 0 }
+        Demand::Access { access, clock_at: 0 }
     }
 }

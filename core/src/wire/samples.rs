@@ -226,8 +226,8 @@ pub fn headers() -> Vec<Header> {
         part_bytes: 4096,
         rule: None,
         mode: Mode::ASYNC,
-        round_of_clock: 0,
-        basis: Version(4),
+        clock_at: 0,
+        basis: Version(0),
         sent: Sent::Whole { checksum: Some(0xdead_beef) },
     };
     let effect = Effect::accepted(Version(5));
@@ -265,14 +265,7 @@ pub fn headers() -> Vec<Header> {
         Header::Use(part_use),
         Header::Use(Use { access: Access::Pull, sent: Sent::Nothing { checked: true }, ..part_use }),
         Header::Use(Use { access: Access::Push(Update::Step), rule: Some(Rule::of(Optimizer::AdamW)), ..part_use }),
-        Header::Use(Use { round_of_clock: 6, mode: mode("k_of_n:k=3"), ..part_use }),
-        Header::Use(Use {
-            mode: mode("async:max_staleness=8,beyond=scale"),
-            rule: Some(Rule::of(Optimizer::Sgd)),
-            ..part_use
-        }),
         Header::Value(value),
-        Header::Value(Value { effect: Effect { fate: Fate::Scaled, lag: 9, ..effect }, ..value }),
         Header::Value(Value { part_bytes: 0, checksum: false, ..value }),
         Header::Reject(Reject { about: part_use.about(), error_bytes: 9 }),
         with(Contribution::First { body: shortened(300), checksum: None }),
@@ -285,6 +278,13 @@ pub fn headers() -> Vec<Header> {
             sent: Sent::Nothing { checked: false },
             ..part_use
         }),
+        Header::Use(Use { clock_at: 6, basis: Version(4), mode: mode("k_of_n:k=3"), ..part_use }),
+        Header::Use(Use {
+            mode: mode("async:max_staleness=8,beyond=scale"),
+            rule: Some(Rule::of(Optimizer::Sgd)),
+            ..part_use
+        }),
+        Header::Value(Value { effect: Effect { fate: Fate::Scaled, lag: 9, ..effect }, ..value }),
     ]
 }
 

@@ -282,8 +282,8 @@ impl Worker {
         let formation = self.here();
         let target = Target { epoch: formation.epoch(), part: task.part, round: task.round };
         let (dtype, urgency, part_bytes) = (part.layout.dtype, self.urgency(*priority), part.layout.bytes());
-        if let Demand::Access { access, round_of_clock } = part.demand {
-            return Request::Use(self.use_header(task, access, round_of_clock));
+        if let Demand::Access { access, clock_at } = part.demand {
+            return Request::Use(self.use_header(task, access, clock_at));
         }
         let ((op, weight), participants) = (part.reduction(), part.participants.clone());
         let weight = match (op, coding) {

@@ -26,7 +26,7 @@ impl Read {
 
 impl Worker {
     /// The header that opens the exchange of a use.
-    pub(super) fn use_header(&self, task: &Task, access: Access, round_of_clock: u64) -> Use {
+    pub(super) fn use_header(&self, task: &Task, access: Access, clock_at: u64) -> Use {
         let Record { part, is_overwritten, priority, .. } = self.record(task.id);
         let defect = self.settings.scheduler.defect;
         let is_sent_all_the_same = planted(defect, Defect::OverwrittenChangeSent);
@@ -45,7 +45,7 @@ impl Worker {
             part_bytes: part.layout.bytes(),
             rule: part.layout.kind.rule(),
             mode: part.layout.kind.mode(),
-            round_of_clock,
+            clock_at,
             basis: self.read.of(task.part),
             sent,
         }

@@ -259,9 +259,9 @@ pub struct GradlaneParameterUse {
     pub mode: *const c_char,
     /// The name of the clock that the mode follows, see `gradlane_tick`; NULL for none, which only `async` allows.
     pub clock: *const c_char,
-    /// Of a gradient in mode `sync` or `k_of_n`, the round to which it belongs, from 1. Otherwise the last round that this worker has finished,
-    /// whose changes a value must have; 0 without a clock.
-    pub round_of_clock: u64,
+    /// In mode `sync` or `k_of_n`: of a gradient, the round to which it belongs, from 1, otherwise the last round that this worker has finished,
+    /// whose changes a value must have. In other modes, the global step as the last tick has told it. 0 without a clock.
+    pub clock_at: u64,
 }
 
 /// What a use of a parameter has come to.
@@ -389,7 +389,7 @@ impl GradlaneParameterUse {
             rule: null(),
             mode: null(),
             clock: null(),
-            round_of_clock: 0,
+            clock_at: 0,
         }
     }
 }

@@ -42,7 +42,7 @@ struct OwnClock {
 pub(crate) struct Checked {
     tensor: TensorSpec,
     access: Access,
-    round_of_clock: u64,
+    clock_at: u64,
     value: Region,
     into: Option<Region>,
 }
@@ -81,7 +81,7 @@ impl Parameters {
     /// a device.
     pub(crate) fn check(asked: ParameterUse) -> Result<Checked> {
         asked.check()?;
-        let ParameterUse { tensor, access, round_of_clock, memory, into, .. } = asked;
+        let ParameterUse { tensor, access, clock_at, memory, into, .. } = asked;
         let name = &tensor.name;
         let host = |memory| match memory {
             Memory::Host(region) => Ok(region),
@@ -94,7 +94,7 @@ impl Parameters {
             }),
         };
         let (value, into) = (host(memory)?, into.map(host).transpose()?);
-        Ok(Checked { tensor, access, round_of_clock, value, into })
+        Ok(Checked { tensor, access, clock_at, value, into })
     }
 
     /// Uses a parameter, and returns what that has come to.
@@ -103,7 +103,7 @@ impl Parameters {
     /// [`Error::Mismatch`] if its first use was of another element type, shape, rule or mode; [`Error::FailedPrecondition`] if it has no
     /// value, or a gradient for this round already.
     pub(crate) fn access(&self, asked: Checked) -> Result<Effect> {
-        let Checked { tensor, access, round_of_clock, value, into } = asked;
+        let Checked { tensor, access, clock_at, value, into } = asked;
         let mut kept = self.lock();
         let Kept { parameters, clocks } = &mut *kept;
         let parameter = parameters.entry(tensor.name.clone()).or_insert_with(|| Parameter::unset(&tensor));
@@ -114,7 +114,7 @@ impl Parameters {
         match access {
             Access::Init if parameter.is_set() => {}
             Access::Init => {
-                parameter.change(self.kernels, Update::Assign, bytes_of(&value));
+                parameter.change(self.kernels, Update::Assign, None, bytes_of(&value));
                 parameter.read = parameter.version;
             }
             Access::Push(_) | Access::Pull | Access::PushPull(_) | Access::PullAverage(_) if !parameter.is_set() => {
@@ -126,10 +126,10 @@ impl Parameters {
             Access::Push(Update::Step) if tensor.kind.mode().rounds().is_some() => {
                 let of_this = |clock: &&OwnClock| clock.mode == tensor.kind.mode();
                 let finished = clocks.values().find(of_this).map_or(0, |clock| clock.finished);
-                return parameter.keep(round_of_clock, finished, bytes_of(&value));
+                return parameter.keep(clock_at, finished, bytes_of(&value));
             }
             Access::Push(update) | Access::PushPull(update) => {
-                effect = parameter.push(self.kernels, update, bytes_of(&value));
+                effect = parameter.push(self.kernels, update, clock_at, bytes_of(&value));
             }
             Access::Pull | Access::PullAverage(_) => {}
         }
@@ -191,7 +191,8 @@ impl Parameter {
     }
 
     /// Does a change as its mode says.
-    fn push(&mut self, kernels: Kernels, update: Update, change: &[u8]) -> Effect {
+    fn push(&mut self, kernels: Kernels, update: Update, clock_at: u64, change: &[u8]) -> Effect {
+        let global_step = self.tensor.kind.mode().clock.map(|_| clock_at);
         let lag = u32::try_from(self.version.0.saturating_sub(self.read.0)).unwrap_or(u32::MAX);
         let (lag, (fate, factor)) = match update {
             Update::Assign => (0, (Fate::Accepted, 1.0)),
@@ -201,9 +202,9 @@ impl Parameter {
             Fate::Scaled => {
                 let mut scaled = change.to_vec();
                 kernels.scale(self.tensor.dtype, factor, &mut scaled);
-                self.change(kernels, update, &scaled);
+                self.change(kernels, update, global_step, &scaled);
             }
-            Fate::Accepted => self.change(kernels, update, change),
+            Fate::Accepted => self.change(kernels, update, global_step, change),
             Fate::Kept | Fate::DiscardedStale | Fate::DroppedLate => {}
         }
         Effect { version: self.version, fate, lag }
@@ -228,7 +229,7 @@ impl Parameter {
     /// A round is closed.
     fn close(&mut self, kernels: Kernels, round: u64) {
         if let Some((_, gradient)) = self.of_round.take_if(|(of, _)| *of == round) {
-            self.change(kernels, Update::Step, &gradient);
+            self.change(kernels, Update::Step, Some(round - 1), &gradient);
         }
     }
 
@@ -240,7 +241,7 @@ impl Parameter {
         }
     }
 
-    fn change(&mut self, kernels: Kernels, update: Update, change: &[u8]) {
+    fn change(&mut self, kernels: Kernels, update: Update, global_step: Option<u64>, change: &[u8]) {
         let dtype = self.tensor.dtype;
         match update {
             Update::Assign => change.clone_into(&mut self.value),
@@ -250,7 +251,7 @@ impl Parameter {
                 let bytes = self.value.len() as u64;
                 let optimizer = self.optimizer.get_or_insert_with(|| OptimizerState::new(rule, dtype, bytes));
                 let mut next = change.to_vec();
-                optimizer.step(kernels, [(&self.value[..], &mut next[..])]);
+                optimizer.step(kernels, global_step, [(&self.value[..], &mut next[..])]);
                 self.value = next;
             }
         }
@@ -369,7 +370,7 @@ mod tests {
         ParameterUse {
             tensor: tensor.with_rule("sgd:lr=0.5,ema=0.5,window=1".parse().expect("a rule")),
             access,
-            round_of_clock: 0,
+            clock_at: 0,
             memory: region.into(),
             into: None,
             priority: Priority::default(),

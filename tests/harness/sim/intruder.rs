@@ -133,7 +133,7 @@ fn pull_of(target: Target) -> Use {
         part_bytes: 64,
         rule: None,
         mode: Mode::ASYNC,
-        round_of_clock: 0,
+        clock_at: 0,
         basis: Version(0),
         sent,
     }

@@ -36,9 +36,9 @@ enum Formula<R> {
 }
 
 impl<R: Real> Terms<R> {
-    /// Those of the step with this number, from 1.
-    pub(super) fn at(rule: &Rule, step: u64) -> Self {
-        let rate = schedule::rate(rule, step - 1);
+    /// Those of the step of the part with this number, from 1, which so many steps of the job precede.
+    pub(super) fn at(rule: &Rule, step: u64, global_step: u64) -> Self {
+        let rate = schedule::rate(rule, global_step);
         let (bound, decay) = (rule.setting("clip_value"), rule.setting("weight_decay"));
         let decay = match rule.optimizer() {
             _ if decay == 0.0 => Decay::Not,

@@ -57,7 +57,7 @@ fn after(kernels: Kernels, text: &str, dtype: DType, copies: usize, block_bytes:
     let mut state = OptimizerState::new(rule, dtype, value.len() as u64);
     for step in 0..20 {
         let mut gradients = bytes(dtype, &gradient(step), copies);
-        state.step(kernels, value.chunks(block_bytes).zip(gradients.chunks_mut(block_bytes)));
+        state.step(kernels, None, value.chunks(block_bytes).zip(gradients.chunks_mut(block_bytes)));
         value = gradients;
     }
     assert_eq!(state.steps(), 20);
@@ -88,7 +88,7 @@ fn halves_are_changed_in_full_and_rounded_once() {
         let mut state = OptimizerState::new(rule, dtype, 2);
         let step = |value: &mut Vec<u8>, state: &mut OptimizerState| {
             let mut gradient = bytes(dtype, &[1.0], 1);
-            state.step(Kernels::portable(), [(&value[..], &mut gradient[..])]);
+            state.step(Kernels::portable(), None, [(&value[..], &mut gradient[..])]);
             *value = gradient;
         };
         (0..1000).for_each(|_| step(&mut value, &mut state));
@@ -121,7 +121,7 @@ fn averages(kernels: Kernels, text: &str, dtype: DType, block_bytes: usize) -> V
     let mut state = OptimizerState::new(text.parse().unwrap(), dtype, value.len() as u64);
     let mut after_step = |step| {
         let mut gradients = bytes(dtype, &gradient(step), 100);
-        state.step(kernels, value.chunks(block_bytes).zip(gradients.chunks_mut(block_bytes)));
+        state.step(kernels, None, value.chunks(block_bytes).zip(gradients.chunks_mut(block_bytes)));
         value = gradients;
         [Average::Ema, Average::Window].map(|average| {
             let mut out = vec![0; value.len()];
@@ -184,7 +184,7 @@ fn a_long_window_loses_no_small_values() {
     let value = bytes(DType::F32, &[0.1], 1);
     let mut state = OptimizerState::new(rule, DType::F32, 4);
     for _ in 0..50_000 {
-        state.step(Kernels::portable(), [(&value[..], &mut [0; 4][..])]);
+        state.step(Kernels::portable(), None, [(&value[..], &mut [0; 4][..])]);
     }
     let mut mean = [0; 4];
     state.average(Average::Window, [&mut mean[..]]);
@@ -198,7 +198,7 @@ fn averages_follow_no_change_but_steps() {
     let mut state = OptimizerState::new(rule, DType::F32, 4);
     let step = |state: &mut OptimizerState, value: f64, gradient: f64| {
         let mut next = bytes(DType::F32, &[gradient], 1);
-        state.step(Kernels::portable(), [(&bytes(DType::F32, &[value], 1)[..], &mut next[..])]);
+        state.step(Kernels::portable(), None, [(&bytes(DType::F32, &[value], 1)[..], &mut next[..])]);
     };
     let read = |state: &OptimizerState, average| {
         let mut out = [0; 4];

@@ -24,9 +24,9 @@ pub struct Use {
     pub rule: Option<Rule>,
     /// The mode of the parameter, as the worker has declared it.
     pub mode: Mode,
-    /// Where the clock of the mode stands: of a gradient, the round to which it belongs; otherwise the rounds that this worker has finished,
-    /// whose changes a value must have. 0 without a clock.
-    pub round_of_clock: u64,
+    /// Where the clock of the mode stands. In a mode with rounds: of a gradient, the round to which it belongs, otherwise the rounds that this
+    /// worker has finished, whose changes a value must have. In other modes, the global step that this worker knows of. 0 without a clock.
+    pub clock_at: u64,
     /// The version from which a change was computed: the latest one that this worker has read. 0 if it has read none.
     pub basis: Version,
     /// What follows.

@@ -156,7 +156,7 @@ impl World {
 
     fn ask_with(&mut self, access: Access, in_place: bool) -> u64 {
         let spec = TensorSpec::parameter("p", DType::F32, vec![4]);
-        let terms = Terms { demand: Demand::Access { access, round_of_clock: 0 }, timeout: None };
+        let terms = Terms { demand: Demand::Access { access, clock_at: 0 }, timeout: None };
         self.worker.submit(self.now, &spec, Tensor { in_place, ..tensor(&spec, None) }, terms)
     }
 

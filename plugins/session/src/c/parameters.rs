@@ -238,6 +238,6 @@ unsafe fn asked(member: &Member, given: &GradlaneParameterUse) -> Result<Paramet
     let (priority, timeout) = (Priority(given.priority), limit(given.timeout_ms));
     let kind = TensorKind::Parameter { rule: rule.map(|rule| rule.parse()).transpose()?, mode };
     let tensor = TensorSpec { kind, ..TensorSpec::parameter(name, dtype, shape) };
-    let round_of_clock = given.round_of_clock;
-    Ok(ParameterUse { tensor, access, round_of_clock, memory, into, priority, timeout })
+    let clock_at = given.clock_at;
+    Ok(ParameterUse { tensor, access, clock_at, memory, into, priority, timeout })
 }

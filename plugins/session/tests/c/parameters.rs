@@ -57,7 +57,7 @@ fn a_use_that_makes_no_sense_is_refused_by_the_field_that_is_wrong() {
         (GradlaneParameterUse { memory: 2, ..good }, "memory 2"),
         (GradlaneParameterUse { mode: c"asynk".as_ptr(), ..good }, "no mode asynk"),
         (GradlaneParameterUse { mode: c"sync".as_ptr(), ..good }, "without a clock"),
-        (GradlaneParameterUse { round_of_clock: 1, ..good }, "the round of a clock"),
+        (GradlaneParameterUse { clock_at: 1, ..good }, "the round of a clock"),
     ];
     for (wrong, problem) in wrong {
         let (mut told, mut operation) = (Told::new(), 0);
@@ -75,11 +75,11 @@ fn a_use_that_makes_no_sense_is_refused_by_the_field_that_is_wrong() {
 fn a_gradient_of_a_round_is_applied_when_the_clock_is_ticked_and_its_fate_is_told() {
     let job = Session::start();
     let (mut value, mut gradient, mut out) = ([1.0_f32, 2.0], [1.0_f32, 4.0], [0.0_f32; 2]);
-    let by_clock = |access, memory: &mut [f32; 2], round_of_clock| GradlaneParameterUse {
+    let by_clock = |access, memory: &mut [f32; 2], clock_at| GradlaneParameterUse {
         rule: c"sgd:lr=0.5".as_ptr(),
         mode: c"sync".as_ptr(),
         clock: c"train".as_ptr(),
-        round_of_clock,
+        clock_at,
         ..parameter(access, memory)
     };
     job.used(&by_clock(GradlaneAccess::Init, &mut value, 0));

@@ -26,6 +26,8 @@ pub enum ValueStep {
         change: Change,
         /// By what the body is multiplied first.
         factor: f64,
+        /// The global step, if the parameter has a clock: what the rule's schedule follows.
+        global_step: Option<u64>,
     },
     /// Keep the gradient that `exchange` brought whole until its round is over.
     Keep {

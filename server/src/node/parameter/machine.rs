@@ -252,12 +252,20 @@ impl Parameters {
         };
         let (fate, lag, factor) = part.judge(&header, change);
         let change = change.filter(|_| fate != Fate::DiscardedStale);
+        let global_step = part.claim.mode.clock.map(|_| header.clock_at);
         let step = match change {
             Some(change) => {
                 let is_kept = change == Change::Add && planted(defect, Defect::VersionKept);
                 part.version = Version(part.version.0 + u64::from(!is_kept));
                 self.last = Some((id.key, round));
-                ValueStep::Change { exchange, dtype: part.claim.dtype, rule: part.claim.rule, change, factor }
+                ValueStep::Change {
+                    exchange,
+                    dtype: part.claim.dtype,
+                    rule: part.claim.rule,
+                    change,
+                    factor,
+                    global_step,
+                }
             }
             None => ValueStep::Forget { exchange },
         };

@@ -141,8 +141,8 @@ fn gradients_of_an_open_round_go_with_their_parameter() {
 }
 
 /// A use by a clock of a parameter that `sgd` changes, with a momentum of nothing yet.
-fn timed(text: &str, access: Access, round: u64, round_of_clock: u64) -> Use {
-    Use { rule: rule("sgd:lr=0.5,momentum=0.9"), mode: mode(text, 7), round_of_clock, ..to_do(access, round) }
+fn timed(text: &str, access: Access, round: u64, clock_at: u64) -> Use {
+    Use { rule: rule("sgd:lr=0.5,momentum=0.9"), mode: mode(text, 7), clock_at, ..to_do(access, round) }
 }
 
 fn mode(text: &str, clock: u64) -> Mode {

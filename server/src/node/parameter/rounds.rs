@@ -39,7 +39,7 @@ impl Parameters {
     /// Whether a use reads what its worker knows of, and this server does not yet.
     pub(super) fn is_early(&self, header: &Use) -> bool {
         let clock = header.mode.rounds().map(|(clock, _, _)| clock).filter(|_| header.access.receives());
-        clock.is_some_and(|clock| header.round_of_clock > self.closed.get(&clock).copied().unwrap_or_default())
+        clock.is_some_and(|clock| header.clock_at > self.closed.get(&clock).copied().unwrap_or_default())
     }
 
     /// Whether the change that came is a gradient of a round.
@@ -52,7 +52,7 @@ impl Parameters {
     pub(super) fn keep(&mut self, exchange: ExchangeId, budget: &mut Budget) {
         let Exchange { sender, header, booked, .. } = self.exchanges[&exchange];
         let Target { part: id, round, .. } = header.target;
-        let (clock, of) = (header.mode.clock.expect("it has rounds"), header.round_of_clock);
+        let (clock, of) = (header.mode.clock.expect("it has rounds"), header.clock_at);
         let closed = self.closed.get(&clock).copied().unwrap_or_default();
         let part = self.parts.get_mut(&id).expect("it has an exchange");
         let key = (of, sender.worker);

@@ -677,7 +677,7 @@ pub(in crate::node) fn to_do(access: Access, round: u64) -> Use {
         part_bytes: BYTES,
         rule: None,
         mode: Mode::ASYNC,
-        round_of_clock: 0,
+        clock_at: 0,
         basis: Version(0),
         sent,
     }

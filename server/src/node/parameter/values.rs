@@ -73,13 +73,13 @@ impl Values {
                 part.uploads.insert(exchange, upload);
                 say_receipt(id, exchange, receipt, say);
             }
-            ValueStep::Change { exchange, dtype, rule, change, factor } => {
+            ValueStep::Change { exchange, dtype, rule, change, factor, global_step } => {
                 let Some(part) = self.parts.get_mut(&id) else { return };
                 let Some(mut upload) = part.uploads.remove(&exchange) else { return };
                 if factor != 1.0 {
                     upload.blocks.iter_mut().for_each(|block| self.resources.kernels.scale(dtype, factor, block));
                 }
-                part.change(&self.resources, dtype, rule, change, upload.blocks);
+                part.change(&self.resources, dtype, rule, (change, global_step), upload.blocks);
             }
             ValueStep::Keep { exchange, round, worker } => {
                 let Some(part) = self.parts.get_mut(&id) else { return };
@@ -92,7 +92,7 @@ impl Values {
                 let mut ended = std::mem::replace(&mut part.kept, later);
                 let gradients = gradients.into_iter().filter_map(|worker| ended.remove(&(round, worker)));
                 if let Some(merged) = merged(&self.resources, dtype, divisor, gradients) {
-                    part.change(&self.resources, dtype, Some(rule), Change::Step, merged);
+                    part.change(&self.resources, dtype, Some(rule), (Change::Step, Some(round - 1)), merged);
                 }
             }
             ValueStep::Forget { exchange } => {
@@ -168,7 +168,7 @@ impl Part {
         resources: &SumResources,
         dtype: DType,
         rule: Option<Rule>,
-        change: Change,
+        (change, global_step): (Change, Option<u64>),
         mut body: Vec<Lease>,
     ) {
         let bytes = body.iter().map(|block| block.len() as u64).sum();
@@ -191,6 +191,7 @@ impl Part {
                 let optimizer = self.optimizer.get_or_insert_with(|| OptimizerState::new(rule, dtype, bytes));
                 optimizer.step(
                     resources.kernels,
+                    global_step,
                     before.iter().map(|value| &value[..]).zip(body.iter_mut().map(|block| &mut block[..])),
                 );
             }

@@ -61,7 +61,7 @@ impl WorkerProcess {
             in_place: !is_apart,
             priority: PRIORITY,
         };
-        let terms = Terms { demand: Demand::Access { access, round_of_clock: 0 }, timeout };
+        let terms = Terms { demand: Demand::Access { access, clock_at: 0 }, timeout };
         let submission = self.worker.submit(context.now, &of.spec, tensor, terms);
         self.lent.insert(submission, vec![[source, source + usize::from(is_apart)]]);
         self.script.uses.insert(submission, Used { id, access, answered: Vec::new(), outcome: None });

@@ -73,7 +73,7 @@ impl Use {
         };
         let mut bytes = front(self.about(), kind::USE, self.body_bytes());
         bytes[front_at::URGENCY] = self.urgency;
-        let mode = (self.mode != Mode::ASYNC).then(|| mode_bytes(self.mode, self.round_of_clock));
+        let mode = (self.mode != Mode::ASYNC).then(|| mode_bytes(self.mode, self.clock_at));
         bytes[at::FLAGS] = flags | if mode.is_some() { flag::MODE } else { 0 };
         bytes[at::ACCESS] = self.access.code();
         bytes[at::DTYPE] = self.dtype as u8;
@@ -87,7 +87,7 @@ impl Use {
     }
 }
 
-fn mode_bytes(mode: Mode, round_of_clock: u64) -> Vec<u8> {
+fn mode_bytes(mode: Mode, clock_at: u64) -> Vec<u8> {
     let Mode { pace, staleness, clock } = mode;
     let (code, number, merge) = match pace {
         Pace::Async => (mode_code::ASYNC, 0, 0),
@@ -108,7 +108,7 @@ fn mode_bytes(mode: Mode, round_of_clock: u64) -> Vec<u8> {
     // No name has the key 0.
     let clock = clock.map_or(0, |clock| clock.0);
     let numbers = [number.to_le_bytes(), max.to_le_bytes()].concat();
-    [&[code, merge, beyond], &numbers[..], &clock.to_le_bytes(), &round_of_clock.to_le_bytes()].concat()
+    [&[code, merge, beyond], &numbers[..], &clock.to_le_bytes(), &clock_at.to_le_bytes()].concat()
 }
 
 impl Value {
@@ -160,7 +160,7 @@ impl Fields<'_> {
             Some((mode, rest)) => (self.mode(mode)?, rest),
             None => return Err(self.bad("mode", format!("has {} bytes", rest.len()))),
         };
-        let (mode, round_of_clock) = mode;
+        let (mode, clock_at) = mode;
         let rule = self.rule(rest)?;
         if let Some(rule) = rule.filter(|rule| !rule.changes(dtype)) {
             return Err(self.bad("rule", format!("is {rule} of {dtype}")));
@@ -172,7 +172,7 @@ impl Fields<'_> {
             return Err(self.bad("rule", format!("keeps no average for a {access}")));
         }
         let (target, urgency) = (self.target(at::ROUND)?, self.urgency()?);
-        let header = Use { target, dtype, access, urgency, part_bytes, rule, mode, round_of_clock, basis, sent };
+        let header = Use { target, dtype, access, urgency, part_bytes, rule, mode, clock_at, basis, sent };
         let body_bytes = self.length("body length", front_at::BODY_BYTES, limits::PART_BYTES_MAX)?;
         if body_bytes != header.body_bytes() {
             return Err(self.bad("body length", format!("is {body_bytes} of a part of {part_bytes}")));
@@ -214,17 +214,17 @@ impl Fields<'_> {
             (mode_code::SCALE, max) => Staleness::Scale { max },
             (code, max) => return Err(bad(format!("does {code} from {max} on"))),
         };
-        let (clock, round_of_clock) = (long(11), long(19));
+        let (clock, clock_at) = (long(11), long(19));
         let mode = Mode { pace, staleness, clock: (clock != 0).then_some(ClockKey(clock)) };
         let mode = mode.check().map_err(|error| bad(error.to_string()))?;
         // Each mode has one form, and what has no clock does not follow one.
-        if mode_bytes(mode, round_of_clock) != bytes || mode == Mode::ASYNC {
+        if mode_bytes(mode, clock_at) != bytes || mode == Mode::ASYNC {
             return Err(bad("is not written as it is".to_owned()));
         }
-        if round_of_clock > limits::ROUND_MAX || (mode.clock.is_none() && round_of_clock != 0) {
-            return Err(bad(format!("stands at {round_of_clock}")));
+        if clock_at > limits::ROUND_MAX || (mode.clock.is_none() && clock_at != 0) {
+            return Err(bad(format!("stands at {clock_at}")));
         }
-        Ok((mode, round_of_clock))
+        Ok((mode, clock_at))
     }
 
     /// The version of a value, or that from which a change was computed.

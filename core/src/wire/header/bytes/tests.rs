@@ -181,6 +181,25 @@ fn golden_bytes() {
             "00000000000000f03f00000000000000000000000000000000000000000000e0",
             "3f000000000088c340000000000088c340"
         ),
+        // a change by a clock, of version 4
+        concat!(
+            "474c4e4515025b00020000000300000008070605040302010900000000100000",
+            "01060505010000004d00000000000000040000000000000000100000efbeadde",
+            "040000030000000000000008070605040302010600000000000000"
+        ),
+        // a change whose staleness is bounded, for a rule
+        concat!(
+            "474c4e4515028c00020000000300000008070605040302010900000000100000",
+            "01060505010000004d00000000000000000000000000000000100000efbeadde",
+            "01000200000000080000000807060504030201000000000000000001fca9f1d2",
+            "4d62503f00000000000000000000000000000000000000000000000000000000",
+            "000000000000000000000000"
+        ),
+        // the answer to a change that was scaled
+        concat!(
+            "474c4e4515024000020000000300000008070605040302010900000000100000",
+            "02000102000000004d0000000000000005000000000000000900000000000000"
+        ),
     ];
     let headers = samples::headers();
     assert_eq!(headers.len(), golden.len());
@@ -228,7 +247,9 @@ fn each_bad_field_of_a_use_is_named() {
         (28, 1, "body length"),
         (32, 9, "kind"),
         (33, 8, "urgency"),
-        (34, 4, "flags"),
+        (34, 4, "checksum"),
+        (34, 5, "mode"),
+        (34, 8, "flags"),
         (34, 0, "checksum"),
         (35, 0, "access"),
         (35, 7, "rule"),
@@ -237,7 +258,7 @@ fn each_bad_field_of_a_use_is_named() {
         (36, 0, "dtype"),
         (37, 1, "reserved byte"),
         (47, 1, "round"),
-        (48, 1, "reserved byte"),
+        (55, 1, "version"),
         (56, 1, "length"),
         (59, 0x10, "length"),
     ] {
@@ -251,6 +272,25 @@ fn each_bad_field_of_a_use_is_named() {
     let mut value = samples::headers()[17].encode();
     value[55] = 1;
     assert_eq!(field_of(&value), "version");
+    (value[55], value[35]) = (0, 5);
+    assert_eq!(field_of(&value), "fate");
+}
+
+/// A mode, its clock, and where that stands lie behind the front, at byte 64.
+#[test]
+fn each_bad_field_of_a_mode_is_named() {
+    let headers = samples::headers();
+    let timed = headers.iter().find(|header| matches!(header, Header::Use(part_use) if part_use.clock_at > 0));
+    let timed = timed.expect("a use by a clock").encode();
+    for (at, value) in [(64, 0), (64, 5), (64, 3), (65, 2), (66, 1), (66, 3), (67, 0), (71, 1), (90, 0x80)] {
+        let mut bytes = timed.clone();
+        bytes[at] = value;
+        assert_eq!(field_of(&bytes), "mode", "byte {at}");
+    }
+    let mut no_clock = timed.clone();
+    no_clock[75..83].fill(0);
+    assert_eq!(field_of(&no_clock), "mode");
+    assert_eq!(field_of(&timed[..90]), "header", "a mode that is cut off");
 }
 
 #[test]
