@@ -120,7 +120,7 @@ def test_wait_any_finds_the_first_that_has_ended(w):
 
 
 def test_a_reduction_tells_no_version(alone):
-    assert gradlane.push_pull_async(np.ones(2), "sum").native.version is None
+    assert gradlane.push_pull_async(np.ones(2), "sum").native.effect is None
 
 
 def test_a_forked_child_is_refused():
