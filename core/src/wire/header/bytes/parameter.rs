@@ -171,6 +171,12 @@ impl Fields<'_> {
         if !access.has_average(rule) {
             return Err(self.bad("rule", format!("keeps no average for a {access}")));
         }
+        if matches!(mode.staleness, Staleness::Scale { .. }) && !dtype.is_float() {
+            return Err(self.bad("mode", format!("is {mode} of {dtype}")));
+        }
+        if mode.rounds().is_some() && access.steps() && (access.receives() || clock_at == 0) {
+            return Err(self.bad("access", format!("is a {access} in mode {mode}, in round {clock_at}")));
+        }
         let (target, urgency) = (self.target(at::ROUND)?, self.urgency()?);
         let header = Use { target, dtype, access, urgency, part_bytes, rule, mode, clock_at, basis, sent };
         let body_bytes = self.length("body length", front_at::BODY_BYTES, limits::PART_BYTES_MAX)?;
