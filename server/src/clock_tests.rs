@@ -231,7 +231,9 @@ impl Play {
             let of = worker.known + 1;
             let was_in = self.closed[of as usize - 1].workers.contains(answer.worker);
             assert_eq!(ticked.fate == Fate::Accepted, was_in, "seed {}: what it is told", self.seed);
-            worker.was_in.extend(was_in.then_some(of));
+            if was_in {
+                worker.was_in.push(of);
+            }
             worker.known = ticked.round;
             worker.doing = Doing::Pulling { server: 0, open: None };
         }

@@ -342,9 +342,9 @@ impl Turn {
     }
 }
 
-fn too_many(clock: &str) -> Error {
+fn too_many(name: &str) -> Error {
     Error::Exhausted {
-        what: format!("clocks of the job, with clock {clock:?}"),
+        what: format!("clocks of the job, with clock {name:?}"),
         limit: CLOCKS_MAX.to_string(),
         hint: "use one clock for all parameters that are pushed together".to_owned(),
     }

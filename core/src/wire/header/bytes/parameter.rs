@@ -221,7 +221,7 @@ impl Fields<'_> {
             (code, max) => return Err(bad(format!("does {code} from {max} on"))),
         };
         let (clock, clock_at) = (long(11), long(19));
-        let mode = Mode { pace, staleness, clock: (clock != 0).then_some(ClockKey(clock)) };
+        let mode = Mode { pace, staleness, clock: (clock != 0).then(|| ClockKey(clock)) };
         let mode = mode.check().map_err(|error| bad(error.to_string()))?;
         // Each mode has one form, and what has no clock does not follow one.
         if mode_bytes(mode, clock_at) != bytes || mode == Mode::ASYNC {
