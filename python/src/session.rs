@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use gradlane_core::engine::{FeedbackState, ParameterUse, Step, Thread};
 use gradlane_core::metrics::prometheus;
-use gradlane_core::types::{HostPlace, Passage, Priority, StoreAsk, TensorKind, TensorSpec};
+use gradlane_core::types::{HostPlace, Passage, Priority, Rule, StoreAsk, TensorKind, TensorSpec};
 use gradlane_session::c::LentSession;
 use gradlane_session::{
     Completions, Found, JoinRequest, Lent, Place, access_named, config, dtype_named, published, tensor_bytes,
@@ -226,7 +226,8 @@ impl Session {
         let parts = self.0.get(py)?;
         release(py, &parts.owners);
         parts.hand_in(py, owner, |ended| {
-            let kind = TensorKind::Parameter { rule: rule.map(str::parse).transpose()? };
+            let rule = rule.map(|rule| rule.parse().map(|rule: Rule| rule.of_shape(&shape))).transpose()?;
+            let kind = TensorKind::Parameter { rule };
             let tensor = TensorSpec { kind, ..TensorSpec::parameter(name, dtype_named(dtype)?, shape) };
             let bytes = tensor_bytes(&tensor)?;
             let mut lender = parts.inner.lender(device);

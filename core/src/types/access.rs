@@ -73,6 +73,14 @@ impl Demand {
                     hint: "an optimizer changes floats; add to integers, or assign them".to_owned(),
                 })
             }
+            (Self::Access(_), TensorKind::Parameter { rule: Some(rule), .. }) if !rule.suits(&tensor.shape) => {
+                let TensorSpec { name, shape, .. } = tensor;
+                Err(Error::InvalidArgument {
+                    what: format!("tensor {name}: rule {rule} of a parameter of shape {shape:?}"),
+                    hint: "it changes matrices, up to 2048 x 2048 or 1024 x 8192; give other parameters another rule"
+                        .to_owned(),
+                })
+            }
             (Self::Access(access), TensorKind::Parameter { rule, .. }) if !access.has_average(rule) => {
                 Err(Error::InvalidArgument {
                     what: format!("tensor {}: {access} of a parameter whose rule keeps no such average", tensor.name),
@@ -263,6 +271,10 @@ mod tests {
             (ema.check(&parameter), "pull (ema) of a parameter whose rule keeps no such average"),
             (window.check(&averaged), "pull (window) of a parameter whose rule keeps no such average"),
             (pull.check(&of_integers), "rule sgd of a parameter of int32"),
+            (
+                pull.check(&parameter.clone().with_rule(Rule::of(Optimizer::Muon))),
+                "rule muon of a parameter of shape [2]",
+            ),
         ] {
             let error = refused.unwrap_err().to_string();
             assert!(error.contains("tensor w") && error.contains(why), "{error}");

@@ -58,7 +58,7 @@ impl TensorSpec {
     /// The same tensor as a parameter that gradients change by this rule.
     #[must_use]
     pub fn with_rule(self, rule: Rule) -> Self {
-        Self { kind: TensorKind::Parameter { rule: Some(rule) }, ..self }
+        Self { kind: TensorKind::Parameter { rule: Some(rule.of_shape(&self.shape)) }, ..self }
     }
 
     /// What is compared with the declarations of other workers.

@@ -6,7 +6,7 @@ use std::ptr::null;
 use std::time::Duration;
 
 use gradlane_core::engine::ParameterUse;
-use gradlane_core::types::{Priority, TensorKind, TensorSpec};
+use gradlane_core::types::{Priority, Rule, TensorKind, TensorSpec};
 use gradlane_core::{Error, Result};
 
 use super::answer::answer;
@@ -143,7 +143,8 @@ unsafe fn asked(member: &Member, given: &GradlaneParameterUse) -> Result<Paramet
         (memory, into.transpose()?)
     };
     let (priority, timeout) = (Priority(given.priority), limit(given.timeout_ms));
-    let kind = TensorKind::Parameter { rule: rule.map(|rule| rule.parse()).transpose()? };
+    let rule = rule.map(|rule| rule.parse().map(|rule: Rule| rule.of_shape(&shape))).transpose()?;
+    let kind = TensorKind::Parameter { rule };
     let tensor = TensorSpec { kind, ..TensorSpec::parameter(name, dtype, shape) };
     Ok(ParameterUse { tensor, access, memory, into, priority, timeout })
 }
