@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 import torch
 
@@ -150,6 +150,26 @@ class ServerOptimizer(torch.optim.Optimizer):
         """
         if self._clock is not None:
             self._clock.leave(timeout=self._timeout)
+
+    def averages(self, kind: Literal["ema", "window"] = "ema") -> dict[str, torch.Tensor]:
+        """An average of the weights that the rule keeps, in new tensors, for an evaluation of another model:
+
+            evaluated = copy.deepcopy(model)
+            evaluated.load_state_dict(optimizer.averages("ema"), strict=False)
+
+        Raises:
+            InvalidArgumentError: the rule does not keep this average.
+        """
+        if kind not in ("ema", "window"):
+            raise InvalidArgumentError(f'kind={kind!r}; give "ema" or "window"')
+        averages = {label: torch.empty_like(parameter.detach()) for label, parameter in self._named.items()}
+        ended(
+            [
+                parameters.pull_async(self._name(label), average, kind=kind, timeout=self._timeout)
+                for label, average in averages.items()
+            ]
+        )
+        return averages
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Refuses groups after the first one, which the constructor makes."""
