@@ -108,3 +108,11 @@ def test_scripts_that_measure_training_steps_run(script, line):
     few = {"doors.py": ["--steps", "2"], "tracing.py": ["--pairs", "3", "--steps", "2"], "goodput.py": []}[script]
     [ended] = run_all([([sys.executable, str(ROOT / "bench" / script), "--short", *few], {})], timeout=120.0)
     assert ended.code == 0 and re.search(line, ended.output), ended.output
+
+
+@pytest.mark.parametrize(("what", "line"), [("time", r"4 KB +sync +[\d.]+ ms, [\d.]+ of the sum"), ("slow", r"k_of_n:k=1 +[\d.]+ of 2")])
+def test_the_script_that_measures_modes_runs(what, line):
+    command = [sys.executable, "-m", "gradlane", "run", "-n", "2", "-s", "1", "--", sys.executable]
+    script = [str(ROOT / "bench" / "modes.py"), what, "--steps", "2", "--rest", "0.01"]
+    [ended] = run_all([([*command, *script], {})], timeout=120.0)
+    assert ended.code == 0 and re.search(line, ended.output), ended.output
