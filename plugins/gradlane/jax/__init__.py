@@ -42,10 +42,12 @@ from gradlane import (
     local_rank,
     local_size,
     metrics,
+    modes,
     node_rank,
     num_nodes,
     print_config,
     rank,
+    rules,
     shutdown,
     size,
     start_timeline,
@@ -57,6 +59,7 @@ from gradlane._compression import Compression
 from gradlane.jax._errors import typed_errors
 from gradlane.jax.gradients import push_pull_gradients
 from gradlane.jax.ops import broadcast, push_pull
+from gradlane.jax.server_optimizer import ServerOptimizer
 
 __all__ = [
     "Average",
@@ -68,6 +71,7 @@ __all__ = [
     "NotInitializedError",
     "PeerLostError",
     "ReduceOp",
+    "ServerOptimizer",
     "StallError",
     "Sum",
     "TimeoutError",
@@ -83,12 +87,14 @@ __all__ = [
     "local_rank",
     "local_size",
     "metrics",
+    "modes",
     "node_rank",
     "num_nodes",
     "print_config",
     "push_pull",
     "push_pull_gradients",
     "rank",
+    "rules",
     "shutdown",
     "size",
     "start_timeline",
