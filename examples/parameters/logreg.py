@@ -21,8 +21,8 @@ EVERY = 10
 """Steps between two exchanges of local SGD."""
 TOLERANCE = 1e-6
 LOSS_MAX = 1.02
-"""Of that of the single process. Where nobody waits, the last steps may all be those of one share. The loss of the whole set at the
-best weights of a share is higher by about FEATURES / 2 * (1 / len(share) - 1 / SAMPLES), which is 1 % of it with 8 workers."""
+"""Of the loss of the single process. Where nobody waits, the last steps may all be those of one share. At the best weights of a
+share, the loss of the whole set is higher by about FEATURES / 2 * (1 / len(share) - 1 / SAMPLES): by 1 % with 8 workers."""
 
 
 def main() -> int:
@@ -70,7 +70,7 @@ def arguments() -> argparse.Namespace:
 
 
 def train(name: str, mode: modes.Mode, inputs, labels) -> tuple[np.ndarray, Counter, int]:
-    """Trains weights on the servers. Returns those that this worker has read, what became of its gradients, and the largest lag."""
+    """Trains weights on the servers. Returns what this worker has read, what became of its gradients, and the largest lag."""
     weights, fates, lag, step = np.zeros(FEATURES), Counter(), 0, 0
     clock = None if isinstance(mode, modes.Async) else parameters.Clock(name, mode)
     parameters.init(name, weights, rule=rules.SGD(lr=RATE), mode=clock or mode)

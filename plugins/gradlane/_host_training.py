@@ -85,8 +85,8 @@ class HostTraining:
         array, weight = np.asarray(gradient, order="C"), self._arrays[position]
         if (array.dtype, array.shape) != (weight.dtype, weight.shape):
             raise InvalidArgumentError(
-                f"the gradient of {self._labels[position]} is {_words(array)}, and its value {_words(weight)}; give a gradient of "
-                "the same element type and shape"
+                f"the gradient of {self._labels[position]} is {_words(array)}, and its value {_words(weight)}; "
+                "give a gradient of the same element type and shape"
             )
         return array
 

@@ -12,6 +12,8 @@ a fast network between all devices, and for models that fit on one device. Insid
 
 Arrays of the CPU are reduced from and into XLA's memory, without copies, in one call for a whole tree. Arrays of other
 devices go through host memory and Python.
+
+`ServerOptimizer` trains parameters that live on the servers, in each of `gradlane.modes`.
 """
 
 from __future__ import annotations

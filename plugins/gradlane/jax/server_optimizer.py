@@ -88,8 +88,8 @@ class ServerOptimizer(HostOptimizer):
         arrays = [array_of(f"{what}{path}", leaf) for path, (_, leaf) in zip(paths, with_paths, strict=True)]
         if any(isinstance(array, jax.core.Tracer) for array in arrays):
             raise UnsupportedError(
-                "a ServerOptimizer was used inside of a function that JAX traces; let the function return the gradients, and call "
-                "step() with them outside of it"
+                "a ServerOptimizer was used inside of a function that JAX traces; let the function return the gradients, "
+                "and call step() with them outside of it"
             )
         return arrays
 
@@ -102,6 +102,7 @@ def _other_tree(paths: Sequence[str], expected: Sequence[str]) -> InvalidArgumen
     """The error about gradients that are not those of the parameters."""
     missing, unknown = sorted({*expected} - {*paths}), sorted({*paths} - {*expected})
     if missing:
-        return InvalidArgumentError(f"there is no gradient of params{missing[0]}; give the tree that jax.grad returns for the parameters")
-    difference = f"gradients{unknown[0]} is of no parameter" if unknown else "the gradients are in another order"
+        difference = f"there is no gradient of params{missing[0]}"
+    else:
+        difference = f"gradients{unknown[0]} is of no parameter" if unknown else "the gradients are in another order"
     return InvalidArgumentError(f"{difference}; give the tree that jax.grad returns for the parameters")

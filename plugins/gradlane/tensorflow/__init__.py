@@ -10,6 +10,8 @@
 
 `DistributedOptimizer` does the same for a Keras optimizer; with `model.fit`, use it and the callbacks of
 `gradlane.keras`.
+
+`ServerOptimizer` trains variables that live on the servers, in each of `gradlane.modes`, in eager loops.
 """
 
 from __future__ import annotations

@@ -85,14 +85,17 @@ class ServerOptimizer(HostOptimizer):
         Returns:
             What became of the gradients.
         Raises:
-            InvalidArgumentError: a variable is not of this optimizer or comes twice, a gradient has another dtype or shape, or
-                there is none at all.
+            InvalidArgumentError: a variable is not of this optimizer or comes twice, a gradient has another dtype or shape, there
+                is none at all, or something is no pair.
             TimeoutError: others are too far behind; they are named.
             UnsupportedError: inside of a `tf.function`.
         """
         _check_eager()
         gradients: list[Any] = [None] * len(self._variables)
-        for given, (gradient, variable) in enumerate(grads_and_vars):
+        for given, pair in enumerate(grads_and_vars):
+            if not (isinstance(pair, tuple | list) and len(pair) == 2):
+                raise InvalidArgumentError("grads_and_vars has no pairs; give zip(gradients, variables)")
+            gradient, variable = pair
             position = self._positions.get(id(variable_of(variable)))
             if position is None:
                 raise InvalidArgumentError(

@@ -103,6 +103,7 @@ def test_what_cannot_be_is_refused_by_name():
     optimizer = gl.ServerOptimizer([first, second], sgd, mode=gl.modes.Sync())
     two, one = tf.ones(2), tf.ones(1)
     for given, why in [
+        ([two, one], "give zip"),
         ([(None, first), (None, second)], "no variable has a gradient"),
         ([(two, first), (two, first)], r"variable 0 \(first:0\) has two gradients"),
         ([(two, tf.Variable([1.0, 1.0], name="other"))], r"variable 0 \(other:0\) of grads_and_vars is not of this optimizer"),
