@@ -231,14 +231,13 @@ class Session:
         waits: bool = False,
         device: int | None = None,
         streams: tuple[int | None, int | None] = ...,
-        kind: tuple[str | None, str | None, str | None] = ...,
-        clock_at: int = 0,
+        kind: tuple[str | None, str | None, str | None, int] = ...,
     ) -> Handle:
         """Starts a use of a parameter: `access` is one of the names in `names_table()`.
 
         At `address` is the value or the change, or there is the memory for the value. `into` is the address of the memory
-        for the value of a push_pull that is not in place. `kind` is its rule, its mode, and the name of its clock. The other
-        arguments are as for `submit`.
+        for the value of a push_pull that is not in place. `kind` is its rule, its mode, the name of its clock, and where that
+        stands. The other arguments are as for `submit`.
         """
     def tick(
         self, clock: tuple[str, str], round: int, how: tuple[bool, bool, float | None]

@@ -96,6 +96,12 @@ class _Said:
     mode: str | None
     clock: Clock | None
 
+    def clock_at(self, access: str) -> tuple[str | None, int]:
+        """The name of its clock, and where that stands for this use."""
+        if self.clock is None:
+            return None, 0
+        return self.clock.name, self.clock.stands_at(is_gradient=access.endswith("step"))
+
 
 _UNSAID = _Said(None, None, None)
 _said: dict[str, _Said] = {}
@@ -333,8 +339,7 @@ def begin_at(
         waits,
         source.device,
         (source.stream, None if target is None else target.stream),
-        (said.rule, said.mode, None if said.clock is None else said.clock.name),
-        0 if said.clock is None else said.clock.stands_at(is_gradient=access.endswith("step")),
+        (said.rule, said.mode, *said.clock_at(access)),
     )
     return Handle(native, lambda: _version_of(native))
 

@@ -14,12 +14,12 @@ use crate::wait::{duration, in_background};
 /// The round, the global step, how many rounds the slowest worker is behind, and what became of the round.
 pub(crate) type Told = (u64, u64, u64, &'static str);
 
-/// How a parameter is declared: its rule, its mode, and the name of its clock.
-pub(crate) type Kind<'a> = (Option<&'a str>, Option<&'a str>, Option<&'a str>);
+/// How a parameter is declared: its rule, its mode, and the name of its clock; and where that stands.
+pub(crate) type Kind<'a> = (Option<&'a str>, Option<&'a str>, Option<&'a str>, u64);
 
 /// The declaration of a parameter.
 pub(crate) fn declared(name: String, dtype: &str, shape: Vec<u64>, kind: Kind<'_>) -> Result<TensorSpec> {
-    let (rule, mode, clock) = kind;
+    let (rule, mode, clock, _) = kind;
     let (rule, mode) = (rule.map(str::parse).transpose()?, mode_by(mode, clock)?);
     let kind = TensorKind::Parameter { rule, mode };
     Ok(TensorSpec { kind, ..TensorSpec::parameter(name, dtype_named(dtype)?, shape) })

@@ -202,9 +202,8 @@ impl Session {
         })
     }
 
-    /// Uses a parameter. `address` is that of the value, of the change, or of the memory for the value, and `into` that of the memory for
-    /// the value of a push_pull that is not in place. The other arguments are as for `submit`.
-    #[pyo3(signature = (name, dtype, shape, address, into, access, priority, timeout, owner, waits = false, device = None, streams = (None, None), kind = (None, None, None), clock_at = 0))]
+    /// Uses a parameter: at `address` is what it sends, or where the value goes, and `into` is that of a push_pull that is not in place.
+    #[pyo3(signature = (name, dtype, shape, address, into, access, priority, timeout, owner, waits = false, device = None, streams = (None, None), kind = (None, None, None, 0)))]
     #[expect(clippy::too_many_arguments, reason = "called once from Python, per use")]
     #[expect(unsafe_code, reason = "Python gives addresses")]
     fn access(
@@ -223,12 +222,11 @@ impl Session {
         device: Option<u16>,
         streams: (Option<u64>, Option<u64>),
         kind: parameter::Kind<'_>,
-        clock_at: u64,
     ) -> PyResult<Handle> {
         let parts = self.0.get(py)?;
         release(py, &parts.owners);
         parts.hand_in(py, owner, |ended| {
-            let tensor = parameter::declared(name, dtype, shape, kind)?;
+            let (tensor, clock_at) = (parameter::declared(name, dtype, shape, kind)?, kind.3);
             let bytes = tensor_bytes(&tensor)?;
             let mut lender = parts.inner.lender(device);
             // SAFETY: as for `submit`.

@@ -17,6 +17,8 @@ pub mod log;
 pub mod fuzzing;
 
 #[cfg(test)]
+mod clock_tests;
+#[cfg(test)]
 mod scrape;
 
 mod ending;

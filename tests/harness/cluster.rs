@@ -266,7 +266,8 @@ impl<T: Element> Tensor<T> {
     pub fn access(&mut self, engine: &Engine, access: Access) -> Result<Handle> {
         let memory = region(self.data.as_mut_ptr().cast(), size_of_val(self.data.as_slice())).into();
         let (tensor, priority) = (self.spec.clone(), Priority::default());
-        engine.access(ParameterUse { tensor, access, memory, into: None, priority, timeout: None }, |_| {})
+        let asked = ParameterUse { tensor, access, clock_at: 0, memory, into: None, priority, timeout: None };
+        engine.access(asked, |_| {})
     }
 
     /// Uses it as a parameter, and waits for the version.
@@ -279,7 +280,7 @@ impl<T: Element> Tensor<T> {
     pub fn ask(&mut self, engine: &Engine, access: Access) -> Result<u64> {
         let handle = self.access(engine, access)?;
         handle.wait(Some(PATIENCE))?;
-        Ok(handle.version().expect("a use that ended well tells it").0)
+        Ok(handle.effect().expect("a use that ended well tells it").version.0)
     }
 
     /// Reduces it in place.

@@ -1,16 +1,13 @@
 //! Uses of parameters: as reductions, they are submissions, but they need threads and servers that sums may not need.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use super::asked::ParameterUse;
 use super::driver::Engine;
-use super::handle::{EffectTeller, Handle};
-use super::metrics::Metrics;
+use super::handle::Handle;
 use super::submit::HERE_BYTES_MAX;
 use crate::error::Result;
 use crate::pipeline::Stage;
-use crate::types::Access;
 
 impl Engine {
     /// Uses a parameter: a tensor that servers keep, and that each worker changes and reads by itself. The first use on any worker declares
@@ -48,16 +45,4 @@ impl Engine {
             None => self.stages.start(&[Stage::Push]),
         }
     }
-}
-
-/// The same, which counts what becomes of a change.
-pub(super) fn counting(access: Access, metrics: &Arc<Metrics>, tell: EffectTeller) -> EffectTeller {
-    if !access.sends() || access == Access::Init {
-        return tell;
-    }
-    let metrics = Arc::clone(metrics);
-    Box::new(move |effect| {
-        metrics.count_change(effect);
-        tell(effect);
-    })
 }

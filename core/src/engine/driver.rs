@@ -4,10 +4,10 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use super::access::counting;
 use super::arrivals::Arrivals;
 use super::asked::{Asked, Submission};
 use super::dispatcher::Dispatcher;
+use super::effects::counting;
 use super::follow::Following;
 use super::handle::{Handle, HandleBackend};
 use super::limit::Limit;

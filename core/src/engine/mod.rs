@@ -17,6 +17,7 @@ mod asked;
 mod bell;
 mod burst;
 mod company;
+mod effects;
 mod followed;
 mod formation_news;
 mod handle;

@@ -52,10 +52,6 @@ pub enum Update {
     Step,
 }
 
-/// How often a part of a parameter was given a value: 0 before the first, and one more with each change.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
-pub struct Version(pub u64);
-
 impl Demand {
     /// Refuses what has no meaning for `tensor`.
     ///
@@ -270,12 +266,6 @@ impl fmt::Display for Access {
             Self::PullAverage(Average::Ema) => "pull (ema)",
             Self::PullAverage(Average::Window) => "pull (window)",
         })
-    }
-}
-
-impl fmt::Display for Version {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "version {}", self.0)
     }
 }
 

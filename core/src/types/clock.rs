@@ -103,9 +103,9 @@ impl Ask {
     /// What it is about, for people.
     pub fn described(&self) -> String {
         match self {
-            Self::Store(ask) => format!("key {:?} of the store", ask.key()),
-            Self::Tick(tick) if tick.leaves => format!("leaving clock {:?}", tick.clock),
-            Self::Tick(tick) => format!("round {} of clock {:?}", tick.round, tick.clock),
+            Self::Store(ask) => format!("key {key:?} of the store", key = ask.key()),
+            Self::Tick(Tick { clock: name, leaves: true, .. }) => format!("leaving clock {name:?}"),
+            Self::Tick(Tick { clock: name, round, .. }) => format!("round {round} of clock {name:?}"),
         }
     }
 }

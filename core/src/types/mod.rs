@@ -29,6 +29,7 @@ pub mod steps;
 pub mod store;
 pub mod text;
 pub mod time;
+pub mod version;
 pub mod view;
 pub mod worker_set;
 pub mod workers_key;
@@ -36,7 +37,7 @@ pub mod workers_key;
 pub use crate::id::{
     Epoch, ExchangeId, Incarnation, LinkId, MachineId, NodeId, PartId, Round, ServerId, TensorKey, WorkerId,
 };
-pub use access::{Access, Demand, Update, Version};
+pub use access::{Access, Demand, Update};
 pub use address::{Address, Peer, Reach, Scheme};
 pub use clock::{Answer, Ask, Closing, Tick, Ticked};
 pub use codec_choice::CodecChoice;
@@ -65,6 +66,7 @@ pub use steps::{Passage, StepReport};
 pub use store::{StoreAnswer, StoreAsk};
 pub use text::printable;
 pub use time::Time;
+pub use version::Version;
 pub use view::{HostPlace, Member, Phase, View};
 pub use worker_set::WorkerSet;
 pub use workers_key::WorkersKey;

@@ -17,6 +17,7 @@
 //! | `restoring` | what it tells of kept sums when a server is lost, and which it restores |
 //! | `residuals` | which parts have a residual of error feedback, and when it begins at zero |
 //! | `steps` | what a stage does with a task, and what its end means |
+//! | `reads` | which version of a parameter this worker has read last |
 //! | `uses` | what the headers of a parameter's uses say, and what these have come to |
 //! | `liveness` | whether the engine's threads still work at a submission |
 //! | `records` | what the worker keeps of a submission and of a task |
@@ -33,6 +34,7 @@ mod notices;
 mod outstanding;
 mod parking;
 mod patience;
+mod reads;
 mod records;
 mod recovery;
 mod residuals;

@@ -1,28 +1,10 @@
 //! Uses of parameters: what their headers say, and what they have come to.
 
-use std::collections::{BTreeMap, BTreeSet};
-
 use super::machine::Worker;
 use super::records::Record;
 use crate::sched::{Attempt, Task, TaskId};
-use crate::types::{Access, Defect, Effect, PartId, Round, TensorKey, Version, planted};
+use crate::types::{Access, Defect, Effect, Round, planted};
 use crate::wire::{Sent, Target, Use};
-
-/// Of each part of a parameter, the version that this worker has read last. Its next change is computed from that.
-#[derive(Default, Debug)]
-pub(super) struct Read(BTreeMap<PartId, Version>);
-
-impl Read {
-    /// The version that was read last, or 0.
-    fn of(&self, part: PartId) -> Version {
-        self.0.get(&part).copied().unwrap_or_default()
-    }
-
-    /// Parameters with these keys have ended.
-    pub(super) fn end(&mut self, keys: &BTreeSet<TensorKey>) {
-        self.0.retain(|part, _| !keys.contains(&part.key));
-    }
-}
 
 impl Worker {
     /// The header that opens the exchange of a use.
@@ -57,10 +39,9 @@ impl Worker {
         let part = &self.record(task).part;
         let (id, demand, tickets) = (part.layout.part, part.demand, part.tickets.clone());
         if demand.reads_value() {
-            self.read.0.insert(id, effect.version);
+            self.read.note(id, effect.version);
         } else if demand.is_init() {
-            // It has given the first value, or one that is taken for it.
-            self.read.0.entry(id).or_insert(Version(1));
+            self.read.note_first(id);
         }
         for ticket in tickets {
             if let Some(submission) = self.submissions.get_mut(&ticket) {

@@ -16,7 +16,7 @@ use gradlane_core::types::{ClockKey, Closing, Fate, Mode, Pace, Quorum, Tick, Ti
 
 /// The clocks of a job.
 #[derive(Debug)]
-pub(super) struct Clocks {
+pub(crate) struct Clocks {
     /// The workers that are waited for.
     due: WorkerSet,
     clocks: BTreeMap<String, Clock>,
@@ -28,17 +28,17 @@ pub(super) struct Clocks {
 
 /// The end of one worker's wait.
 #[derive(Clone, PartialEq, Debug)]
-pub(super) struct Answer {
-    pub(super) worker: WorkerId,
-    pub(super) request: u64,
-    pub(super) outcome: Result<Ticked>,
+pub(crate) struct Answer {
+    pub(crate) worker: WorkerId,
+    pub(crate) request: u64,
+    pub(crate) outcome: Result<Ticked>,
 }
 
 /// What follows from an input: waits that end, and rounds that servers are to close.
 #[derive(Default, PartialEq, Debug)]
-pub(super) struct Turn {
-    pub(super) answers: Vec<Answer>,
-    pub(super) closed: Vec<Closing>,
+pub(crate) struct Turn {
+    pub(crate) answers: Vec<Answer>,
+    pub(crate) closed: Vec<Closing>,
 }
 
 /// The most clocks of a job.
@@ -72,13 +72,13 @@ struct Waiting {
 
 impl Clocks {
     /// No clocks, in a job with the workers of ranks 0 to `workers`. A server that was away for `remember` is given up.
-    pub(super) fn new(workers: u32, remember: Duration) -> Self {
+    pub(crate) fn new(workers: u32, remember: Duration) -> Self {
         let due = (0..workers).map(WorkerId).collect();
         Self { due, clocks: BTreeMap::new(), told: VecDeque::new(), remember }
     }
 
     /// A worker has finished a round, perhaps not for the first time.
-    pub(super) fn tick(&mut self, now: Time, worker: WorkerId, request: u64, tick: Tick) -> Turn {
+    pub(crate) fn tick(&mut self, now: Time, worker: WorkerId, request: u64, tick: Tick) -> Turn {
         let Tick { clock: name, mode, round, leaves, wait } = tick;
         let is_full = self.clocks.len() >= CLOCKS_MAX && !self.clocks.contains_key(&name);
         if is_full {
@@ -118,7 +118,7 @@ impl Clocks {
     }
 
     /// Ends the waits that are out of time. The ticks count all the same.
-    pub(super) fn expire(&mut self, now: Time) -> Vec<Answer> {
+    pub(crate) fn expire(&mut self, now: Time) -> Vec<Answer> {
         let due = &self.due;
         let mut answers = Vec::new();
         for (name, clock) in &mut self.clocks {
@@ -136,7 +136,7 @@ impl Clocks {
     }
 
     /// From now on clocks wait for these workers only, because others were lost or left.
-    pub(super) fn set_due(&mut self, now: Time, due: WorkerSet) -> Turn {
+    pub(crate) fn set_due(&mut self, now: Time, due: WorkerSet) -> Turn {
         for clock in self.clocks.values_mut() {
             clock.waiting.retain(|worker, _| due.contains(*worker));
         }
@@ -147,26 +147,26 @@ impl Clocks {
     }
 
     /// A worker has left in order.
-    pub(super) fn leave(&mut self, now: Time, worker: WorkerId) -> Turn {
+    pub(crate) fn leave(&mut self, now: Time, worker: WorkerId) -> Turn {
         let mut due = self.due.clone();
         due.remove(worker);
         self.set_due(now, due)
     }
 
     /// Another coordinator goes on with the job: workers that still wait say so again, with the time that they have left.
-    pub(super) fn wait_again(&mut self) {
+    pub(crate) fn wait_again(&mut self) {
         self.clocks.values_mut().for_each(|clock| clock.waiting.clear());
     }
 
     /// This coordinator was asleep, so that no wait ends before `until`: workers may have ticked of which it has not heard.
-    pub(super) fn be_patient(&mut self, until: Time) {
+    pub(crate) fn be_patient(&mut self, until: Time) {
         for waiting in self.clocks.values_mut().flat_map(|clock| clock.waiting.values_mut()) {
             waiting.until = waiting.until.max(until);
         }
     }
 
     /// The job failed.
-    pub(super) fn fail_all(&mut self, cause: &Error) -> Vec<Answer> {
+    pub(crate) fn fail_all(&mut self, cause: &Error) -> Vec<Answer> {
         let waiting = self.clocks.values_mut().flat_map(|clock| std::mem::take(&mut clock.waiting));
         waiting
             .map(|(worker, Waiting { request, .. })| Answer { worker, request, outcome: Err(cause.clone()) })
@@ -174,12 +174,12 @@ impl Clocks {
     }
 
     /// When [`Clocks::expire`] has something to do.
-    pub(super) fn poll_timeout(&self) -> Option<Time> {
+    pub(crate) fn poll_timeout(&self) -> Option<Time> {
         self.clocks.values().flat_map(|clock| clock.waiting.values()).map(|waiting| waiting.until).min()
     }
 
     /// What a server that has connected may have missed, in order.
-    pub(super) fn told(&self) -> impl Iterator<Item = &Closing> {
+    pub(crate) fn told(&self) -> impl Iterator<Item = &Closing> {
         self.told.iter().map(|(_, closing)| closing)
     }
 
@@ -342,9 +342,9 @@ impl Turn {
     }
 }
 
-fn too_many(clock: &str) -> Error {
+fn too_many(name: &str) -> Error {
     Error::Exhausted {
-        what: format!("clocks of the job, with clock {clock:?}"),
+        what: format!("clocks of the job, with clock {name:?}"),
         limit: CLOCKS_MAX.to_string(),
         hint: "use one clock for all parameters that are pushed together".to_owned(),
     }

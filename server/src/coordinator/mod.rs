@@ -42,7 +42,7 @@ use gradlane_core::wire::frame::{Names, Stall};
 mod barrier;
 mod boundaries;
 mod census;
-mod clocks;
+pub(crate) mod clocks;
 mod connections;
 pub mod driver;
 mod endings;

@@ -6,8 +6,8 @@ use std::time::Duration;
 use gradlane_core::error::Error;
 use gradlane_core::pipeline::LayoutConfig;
 use gradlane_core::types::{
-    Address, DType, Epoch, Incarnation, LinkId, NodeId, PartId, Phase, Process, Role, Round, Scheme, StepReport,
-    StoreAsk, TensorKey, TensorSpec, Time, View, WorkerId,
+    Address, ClockKey, DType, Epoch, Incarnation, LinkId, Mode, NodeId, PartId, Phase, Process, Role, Round, Scheme,
+    StepReport, StoreAsk, TensorKey, TensorSpec, Tick, Time, View, WorkerId,
 };
 use gradlane_core::wire::Frame;
 use gradlane_core::wire::frame::{Join, Progress, Stall};
@@ -188,8 +188,11 @@ impl World {
                 self.pass(until);
             }
             19 => {
-                let report = step_report(input);
-                self.said(input, Frame::Steps(report));
+                let said = match input.below(2) {
+                    0 => Frame::Steps(step_report(input)),
+                    _ => Frame::Tick { request: u64::from(input.byte()), tick: tick(input) },
+                };
+                self.said(input, said);
             }
             _ => {
                 if input.byte() == 0 {
@@ -365,6 +368,15 @@ fn step_report(input: &mut Input<'_>) -> StepReport {
     let flags = input.byte();
     let [stands, rests, leaves] = [1, 2, 4].map(|flag| flags & flag != 0);
     StepReport { begun: u64::from(input.below(4)), change: u64::from(input.below(4)), stands, rests, leaves }
+}
+
+fn tick(input: &mut Input<'_>) -> Tick {
+    let clock = ["c", "d"][usize::from(input.below(2))];
+    let mode: Mode =
+        ["async", "ssp:bound=1", "sync", "k_of_n:k=2"][usize::from(input.below(4))].parse().expect("a mode");
+    let (round, leaves) = (u64::from(input.below(5)), input.below(8) == 0);
+    let wait = input.pick(&[None, Some(Duration::ZERO), Some(Duration::from_secs(5)), Some(Duration::MAX)]);
+    Tick { clock: clock.to_owned(), mode: mode.with_clock(ClockKey::of(clock)), round, leaves, wait }
 }
 
 fn store_ask(input: &mut Input<'_>) -> StoreAsk {

@@ -14,7 +14,8 @@ use gradlane_core::mem::{Copies, Pool};
 use gradlane_core::reduce::Kernels;
 use gradlane_core::transport::Outgoing;
 use gradlane_core::types::{
-    CodecSpec, DType, ExchangeId, Incarnation, LinkId, Op, PartId, Phase, TensorKey, Time, View, WorkerId,
+    ClockKey, Closing, CodecSpec, DType, ExchangeId, Incarnation, LinkId, Op, PartId, Phase, TensorKey, Time, View,
+    WorkerId,
 };
 use gradlane_core::wire::{
     About, Contribute, Contribution, Contributors, Header, Reply, Request, Response, Sum, Target, reject, samples,
@@ -155,7 +156,13 @@ impl World {
                 1 => self.node.handle_member(MemberEvent::Left),
                 2 => self.node.handle_member(MemberEvent::Failed(Error::Cancelled)),
                 3 => self.node.handle_stop(),
-                4..=17 => self.end_name(input),
+                4..=14 => self.end_name(input),
+                15..=17 => {
+                    let workers = [0, 1, 2].map(WorkerId).into_iter().filter(|_| input.below(3) > 0).collect();
+                    let round = u64::from(input.below(6));
+                    let closing = Closing { clock: ClockKey(1), round, workers };
+                    self.node.handle_member(MemberEvent::Close(closing));
+                }
                 _ => self.node.handle_member(MemberEvent::Forget { key: key(input), error: Error::Cancelled }),
             },
         }

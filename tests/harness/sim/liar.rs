@@ -1,6 +1,6 @@
 //! A server that lies: answers that are no answers to their push. A worker must refuse each, and may leave the server for it.
 
-use gradlane_core::types::{CodecSpec, PartId, Round, TensorKey, Version};
+use gradlane_core::types::{CodecSpec, Effect, PartId, Round, TensorKey, Version};
 use gradlane_core::wire::{Body, Contributors, Reject, Response, Sum, Target, Value};
 
 use super::oracle;
@@ -56,7 +56,7 @@ pub(super) fn lie(random: &mut Random, answer: &Response) -> Lie {
 }
 
 fn value(target: Target, part_bytes: u64) -> Response {
-    Response::Value(Value { target, version: Version(1), part_bytes, checksum: true })
+    Response::Value(Value { target, effect: Effect::accepted(Version(1)), part_bytes, checksum: true })
 }
 
 fn sum(target: Target, bytes: u64) -> Response {

@@ -230,8 +230,11 @@ impl WorkerProcess {
             MemberEvent::Boundary { change, limit, hold: _ } => self.hear_boundary(context, change, limit),
             MemberEvent::Passed { change, outcome } => self.hear_passed(context, change, outcome),
             MemberEvent::Restore { epoch, sums, lost } => self.worker.handle_restore(now, epoch, sums, &lost),
-            MemberEvent::StoreDone { request, outcome } => self.hear_store(context, request, &outcome),
-            MemberEvent::Ended { .. } | MemberEvent::Renewed { .. } | MemberEvent::WorkersKey(_) => {}
+            MemberEvent::Answered { request, outcome } => self.hear_store(context, request, outcome),
+            MemberEvent::Ended { .. }
+            | MemberEvent::Close(_)
+            | MemberEvent::Renewed { .. }
+            | MemberEvent::WorkersKey(_) => {}
             MemberEvent::Failed(error) => {
                 self.worker.handle_failed(now, error.clone());
                 self.fail_steps(error.clone());

@@ -75,6 +75,11 @@ const QUEUES: [Queue; 53] = [
         "told: VecDeque<(Time, Ended)>",
         "what ended within twice `dead_timeout`, which takes all workers",
     ),
+    queue(
+        "server/src/coordinator/clocks.rs",
+        "told: VecDeque<(Time, Closing)>",
+        "rounds that were closed within twice `dead_timeout`, each of which takes its workers a round trip",
+    ),
     // Of enrolment.
     queue("core/src/transport/quic/enroll.rs", "let (sender, outcome) = mpsc::channel()", "one outcome"),
     queue("core/src/transport/quic/endpoint.rs", "let (started, starting) = bounded(1)", "one outcome"),

@@ -1,10 +1,29 @@
-//! The fields of the frames of clocks.
+//! The fields of modes, and of the frames of clocks.
 
 use super::fields::{Field, read_workers, write_workers};
 use crate::error::Result;
 use crate::types::{ClockKey, Closing, Fate, Mode, Tick, Ticked};
 use crate::wire::codec::{Reader, Writer};
-use crate::wire::limits::NAME_BYTES_MAX;
+use crate::wire::limits::{NAME_BYTES_MAX, TEXT_BYTES_MAX};
+
+/// A mode is written as its text, and its clock.
+impl Field for Mode {
+    fn write(&self, writer: &mut Writer) {
+        writer.text(&self.to_string(), TEXT_BYTES_MAX);
+        writer.option(self.clock.as_ref(), |writer, clock| writer.u64(clock.0));
+    }
+
+    fn read(reader: &mut Reader<'_>) -> Result<Self> {
+        let text = reader.text(TEXT_BYTES_MAX, "mode")?;
+        let clock = reader.option("clock", |reader| reader.u64("clock"))?.map(ClockKey);
+        let read = text.parse::<Self>().map(|mode| Self { clock, ..mode }).and_then(Self::check);
+        match read {
+            Ok(mode) if mode.to_string() == text => Ok(mode),
+            Ok(_) => Err(reader.bad("mode", format!("is {text:?}, which is not its only form"))),
+            Err(error) => Err(reader.bad("mode", error.to_string())),
+        }
+    }
+}
 
 impl Field for Tick {
     fn write(&self, writer: &mut Writer) {
@@ -18,7 +37,7 @@ impl Field for Tick {
     fn read(reader: &mut Reader<'_>) -> Result<Self> {
         let (clock, mode) = (reader.text(NAME_BYTES_MAX, "clock")?, Mode::read(reader)?);
         if mode.clock != Some(ClockKey::of(&clock)) {
-            return Err(reader.bad("clock", format!("is {clock:?}, and its mode has another")));
+            return Err(reader.bad("clock", format!("is {clock}, and its mode has another")));
         }
         let round = reader.round("round of a clock")?.0;
         let leaves = reader.flag("whether it leaves")?;

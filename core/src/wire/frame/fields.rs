@@ -3,9 +3,9 @@
 use super::{Forming, Health, Hold, Join, MemberStatus, Names, Progress, Stall, Status};
 use crate::error::Result;
 use crate::types::{
-    Address, ClockKey, CodecSpec, DType, Epoch, Incarnation, MachineId, Member, Mode, NodeId, PartId, PartLayout,
-    Participants, Phase, Piece, Process, Role, Rule, Scheme, ServerId, Span, TensorKey, TensorKind, TensorSpec, View,
-    Wiring, WorkerId, WorkerSet,
+    Address, CodecSpec, DType, Epoch, Incarnation, MachineId, Member, Mode, NodeId, PartId, PartLayout, Participants,
+    Phase, Piece, Process, Role, Rule, Scheme, ServerId, Span, TensorKey, TensorKind, TensorSpec, View, Wiring,
+    WorkerId, WorkerSet,
 };
 use crate::wire::codec::{Reader, Writer};
 use crate::wire::limits::{
@@ -211,25 +211,6 @@ impl Field for TensorKind {
                 Ok(Self::Parameter { rule: reader.option("rule", Rule::read)?, mode: Mode::read(reader)? })
             }
             code => Err(reader.bad("tensor kind", format!("is {code}"))),
-        }
-    }
-}
-
-/// A mode is written as its text, and its clock.
-impl Field for Mode {
-    fn write(&self, writer: &mut Writer) {
-        writer.text(&self.to_string(), TEXT_BYTES_MAX);
-        writer.option(self.clock.as_ref(), |writer, clock| writer.u64(clock.0));
-    }
-
-    fn read(reader: &mut Reader<'_>) -> Result<Self> {
-        let text = reader.text(TEXT_BYTES_MAX, "mode")?;
-        let clock = reader.option("clock", |reader| reader.u64("clock"))?.map(ClockKey);
-        let read = text.parse::<Self>().map(|mode| Self { clock, ..mode }).and_then(Self::check);
-        match read {
-            Ok(mode) if mode.to_string() == text => Ok(mode),
-            Ok(_) => Err(reader.bad("mode", format!("is {text:?}, which is not its only form"))),
-            Err(error) => Err(reader.bad("mode", error.to_string())),
         }
     }
 }

@@ -31,7 +31,7 @@ mod random_tests;
 #[cfg(test)]
 mod round_tests;
 #[cfg(test)]
-pub(super) mod tests;
+pub(crate) mod tests;
 
 pub(super) use machine::Parameters;
 pub use values::Values;

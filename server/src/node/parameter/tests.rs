@@ -453,19 +453,19 @@ fn after_a_defect_of_a_lane_its_values_are_lost_and_nobody_waits() {
     assert!(world.outcome(pull).error().to_string().contains("was lost"));
 }
 
-pub(super) const INIT: Access = Access::Init;
+pub(crate) const INIT: Access = Access::Init;
 
 /// A node with its memory, behind links that lose nothing. Exchanges that were answered are open until [`World::outcome`] looks at them.
-pub(super) struct World {
-    pub(super) node: Node,
-    pub(super) store: Store,
+pub(crate) struct World {
+    pub(crate) node: Node,
+    pub(crate) store: Store,
     exchanges: u64,
     routes: BTreeMap<ExchangeId, Route>,
     receipts: VecDeque<(Route, ExchangeId, Receipt)>,
     /// Receipts reach the node when [`World::deliver`] says so.
-    pub(super) is_slow: bool,
-    pub(super) accepted: BTreeSet<ExchangeId>,
-    pub(super) rejected: BTreeMap<ExchangeId, Error>,
+    pub(crate) is_slow: bool,
+    pub(crate) accepted: BTreeSet<ExchangeId>,
+    pub(crate) rejected: BTreeMap<ExchangeId, Error>,
     /// With the checksum, once it came.
     answers: BTreeMap<ExchangeId, (Value, Vec<Frozen>, Option<u32>)>,
     shortages: usize,
@@ -473,14 +473,14 @@ pub(super) struct World {
 
 /// What a worker hears at the end of an exchange.
 #[derive(Clone, PartialEq, Debug)]
-pub(super) enum Outcome {
+pub(crate) enum Outcome {
     Answered { header: Value, body: Vec<u8>, crc: u32 },
     Done(Effect),
     Rejected(Error),
 }
 
 impl Outcome {
-    pub(super) fn error(self) -> Error {
+    pub(crate) fn error(self) -> Error {
         match self {
             Self::Rejected(error) => error,
             Self::Answered { .. } | Self::Done(_) => panic!("{self:?}"),
@@ -494,7 +494,7 @@ impl Outcome {
         }
     }
 
-    pub(super) fn value(self) -> (u64, Vec<f32>) {
+    pub(crate) fn value(self) -> (u64, Vec<f32>) {
         match self {
             Self::Answered { header, body, .. } => {
                 let (elements, _) = body.as_chunks::<4>();
@@ -506,11 +506,11 @@ impl Outcome {
 }
 
 impl World {
-    pub(super) fn of(workers: u32) -> Self {
+    pub(crate) fn of(workers: u32) -> Self {
         Self::with(workers, |_| {})
     }
 
-    pub(super) fn with(workers: u32, change: impl FnOnce(&mut NodeConfig)) -> Self {
+    pub(crate) fn with(workers: u32, change: impl FnOnce(&mut NodeConfig)) -> Self {
         let mut config = NodeConfig { block_bytes_max: 8, block_bytes_min: 8, ..config() };
         change(&mut config);
         let resources =
@@ -534,7 +534,7 @@ impl World {
     }
 
     /// A header arrives.
-    pub(super) fn open(&mut self, rank: u32, header: Use) -> ExchangeId {
+    pub(crate) fn open(&mut self, rank: u32, header: Use) -> ExchangeId {
         self.exchanges += 1;
         let exchange = ExchangeId(self.exchanges);
         self.node.handle_opened(now(), LinkId(rank.into()), exchange, &Request::Use(header));
@@ -543,7 +543,7 @@ impl World {
     }
 
     /// The next bytes of a body arrive, if the server wants them.
-    pub(super) fn bring(&mut self, exchange: ExchangeId, bytes: &[u8]) {
+    pub(crate) fn bring(&mut self, exchange: ExchangeId, bytes: &[u8]) {
         if let Some(route) = self.routes.get(&exchange).copied() {
             let mut events = Vec::new();
             self.store.receive(route, exchange, &[bytes], &mut |event| events.push(event));
@@ -552,18 +552,18 @@ impl World {
         }
     }
 
-    pub(super) fn tear(&mut self, exchange: ExchangeId) {
+    pub(crate) fn tear(&mut self, exchange: ExchangeId) {
         self.answers.remove(&exchange);
         self.node.handle_torn(exchange);
         self.settle();
     }
 
     /// The end of an exchange, which reaches its worker.
-    pub(super) fn outcome(&mut self, exchange: ExchangeId) -> Outcome {
+    pub(crate) fn outcome(&mut self, exchange: ExchangeId) -> Outcome {
         self.poll(exchange).expect("the exchange has no end")
     }
 
-    pub(super) fn poll(&mut self, exchange: ExchangeId) -> Option<Outcome> {
+    pub(crate) fn poll(&mut self, exchange: ExchangeId) -> Option<Outcome> {
         if let Some(error) = self.rejected.get(&exchange) {
             return Some(Outcome::Rejected(error.clone()));
         }
@@ -589,23 +589,23 @@ impl World {
         self.outcome(exchange).value()
     }
 
-    pub(super) fn booked(&self) -> u64 {
+    pub(crate) fn booked(&self) -> u64 {
         self.node.progress().bytes_in_flight
     }
 
     /// Whether an answer was sent that nobody has taken.
-    pub(super) fn has_answer(&self, exchange: ExchangeId) -> bool {
+    pub(crate) fn has_answer(&self, exchange: ExchangeId) -> bool {
         self.answers.contains_key(&exchange)
     }
 
     /// The driver, until nothing is left to do.
-    pub(super) fn settle(&mut self) {
+    pub(crate) fn settle(&mut self) {
         self.obey();
         while !self.is_slow && self.deliver() {}
     }
 
     /// The next receipt reaches the node; whether there was one.
-    pub(super) fn deliver(&mut self) -> bool {
+    pub(crate) fn deliver(&mut self) -> bool {
         let Some((route, exchange, receipt)) = self.receipts.pop_front() else { return false };
         self.node.handle_receipt(now(), route, exchange, receipt);
         self.obey();
@@ -666,7 +666,7 @@ impl World {
 }
 
 /// A use of the part of 16 bytes, f32, with a body without a checksum if it has one.
-pub(in crate::node) fn to_do(access: Access, round: u64) -> Use {
+pub(crate) fn to_do(access: Access, round: u64) -> Use {
     let target = Target { epoch: EPOCH, part: part(), round: Round(round) };
     let sent = if access.sends() { Sent::Whole { checksum: None } } else { Sent::Nothing { checked: false } };
     Use {
@@ -683,15 +683,15 @@ pub(in crate::node) fn to_do(access: Access, round: u64) -> Use {
     }
 }
 
-pub(super) fn rule(text: &str) -> Option<Rule> {
+pub(crate) fn rule(text: &str) -> Option<Rule> {
     Some(text.parse().unwrap())
 }
 
-pub(in crate::node) fn part() -> PartId {
+pub(crate) fn part() -> PartId {
     PartId { key: TensorKey(7), index: 0 }
 }
 
-pub(super) fn floats(elements: [f32; 4]) -> Vec<u8> {
+pub(crate) fn floats(elements: [f32; 4]) -> Vec<u8> {
     elements.iter().flat_map(|element| element.to_le_bytes()).collect()
 }
 

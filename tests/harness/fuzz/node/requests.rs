@@ -1,7 +1,8 @@
 //! The requests that processes send to the node, well-formed and otherwise.
 
 use gradlane_core::types::{
-    Access, CodecSpec, DType, Encoding, Epoch, LinkId, Op, PartId, Participants, Round, TensorKey, WorkerId,
+    Access, ClockKey, CodecSpec, DType, Encoding, Epoch, LinkId, Mode, Op, PartId, Participants, Round, TensorKey,
+    Version, WorkerId,
 };
 use gradlane_core::wire::{
     About, Body, Contribute, Contribution, Header, Request, Restore, Sent, Service, Target, Use, Withdraw, checksum,
@@ -152,7 +153,15 @@ impl World {
         let text = format!("{text},ema=0.9,window=0.5,window_min=1");
         let needs_rule = access.steps() || access.average().is_some();
         let rule = (needs_rule || input.byte() & 15 != 0).then(|| text.parse().expect("a rule"));
-        self.open(link, Request::Use(Use { target, dtype, access, urgency: form & 7, part_bytes, rule, sent }));
+        let mode = ["async", "async:max_staleness=1", "k_of_n:k=1"][(key.0 / 3 % 3) as usize];
+        let mode = mode.parse::<Mode>().expect("a mode").with_clock(ClockKey(1));
+        let (clock_at, basis) = (u64::from(input.below(5)), Version(u64::from(input.below(5))));
+        let urgency = form & 7;
+        let header = Use { target, dtype, access, urgency, part_bytes, rule, mode, clock_at, basis, sent };
+        // What no worker sends is refused where headers are read.
+        if let Ok(Header::Use(header)) = Header::decode(&header.encode(), "a worker") {
+            self.open(link, Request::Use(header));
+        }
     }
 }
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use gradlane_core::cluster::Patience;
 use gradlane_core::error::Result;
-use gradlane_core::types::{StoreAnswer, StoreAsk};
+use gradlane_core::types::{Answer, StoreAnswer, StoreAsk};
 
 use super::super::workload::Asking;
 use super::super::world::Context;
@@ -25,12 +25,17 @@ impl WorkerProcess {
                 StoreAsk::Get { key: format!("key{key}"), wait }
             }
         };
-        let request = self.member.member.ask_store(context.now, ask, patience);
+        let request = self.member.member.ask_coordinator(context.now, ask.into(), patience);
         self.asked.insert(request, number);
     }
 
-    pub(super) fn hear_store(&mut self, context: &mut Context, request: u64, outcome: &Result<StoreAnswer>) {
+    pub(super) fn hear_store(&mut self, context: &mut Context, request: u64, outcome: Result<Answer>) {
         let number = self.asked.remove(&request).expect("asked once");
-        context.witness.hears(number, outcome);
+        let of_store = |answer| match answer {
+            Answer::Store(answer) => answer,
+            Answer::Ticked(_) => unreachable!("nobody ticks a clock"),
+        };
+        let outcome: Result<StoreAnswer> = outcome.map(of_store);
+        context.witness.hears(number, &outcome);
     }
 }

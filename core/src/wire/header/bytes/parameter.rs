@@ -171,6 +171,12 @@ impl Fields<'_> {
         if !access.has_average(rule) {
             return Err(self.bad("rule", format!("keeps no average for a {access}")));
         }
+        if matches!(mode.staleness, Staleness::Scale { .. }) && !dtype.is_float() {
+            return Err(self.bad("mode", format!("is {mode} of {dtype}")));
+        }
+        if mode.rounds().is_some() && access.steps() && (access.receives() || clock_at == 0) {
+            return Err(self.bad("access", format!("is a {access} in mode {mode}, in round {clock_at}")));
+        }
         let (target, urgency) = (self.target(at::ROUND)?, self.urgency()?);
         let header = Use { target, dtype, access, urgency, part_bytes, rule, mode, clock_at, basis, sent };
         let body_bytes = self.length("body length", front_at::BODY_BYTES, limits::PART_BYTES_MAX)?;
@@ -215,7 +221,7 @@ impl Fields<'_> {
             (code, max) => return Err(bad(format!("does {code} from {max} on"))),
         };
         let (clock, clock_at) = (long(11), long(19));
-        let mode = Mode { pace, staleness, clock: (clock != 0).then_some(ClockKey(clock)) };
+        let mode = Mode { pace, staleness, clock: (clock != 0).then(|| ClockKey(clock)) };
         let mode = mode.check().map_err(|error| bad(error.to_string()))?;
         // Each mode has one form, and what has no clock does not follow one.
         if mode_bytes(mode, clock_at) != bytes || mode == Mode::ASYNC {

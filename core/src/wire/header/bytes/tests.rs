@@ -2,7 +2,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::codec;
-use crate::types::{CodecSpec, DType, Op, Participants, WorkerId, WorkerSet};
+use crate::types::{Access, CodecSpec, DType, Op, Participants, Update, WorkerId, WorkerSet};
 use crate::wire::header::{Body, Contribute, Contribution, Contributors, Sum, Withdraw};
 use crate::wire::{limits, samples};
 
@@ -286,6 +286,20 @@ fn each_bad_field_of_a_mode_is_named() {
         let mut bytes = timed.clone();
         bytes[at] = value;
         assert_eq!(field_of(&bytes), "mode", "byte {at}");
+    }
+    let step = Access::Push(Update::Step);
+    let gradient = |access: Access, clock_at: u64| {
+        let Some(Header::Use(timed)) =
+            headers.iter().find(|header| matches!(header, Header::Use(one) if one.clock_at > 0))
+        else {
+            panic!("a use by a clock")
+        };
+        let rule = Some("sgd".parse().expect("a rule"));
+        Header::decode(&Use { access, clock_at, rule, ..*timed }.encode(), "worker 0")
+    };
+    assert!(gradient(step, 1).is_ok());
+    for refused in [gradient(step, 0), gradient(Access::PushPull(Update::Step), 1)] {
+        assert!(matches!(&refused, Err(Error::Protocol { field, .. }) if field == "access"), "{refused:?}");
     }
     let mut no_clock = timed.clone();
     no_clock[75..83].fill(0);
