@@ -80,6 +80,11 @@ fn measure(arguments: &Arguments) -> Result<(String, Report), Conclusion> {
                 let why = format!("{bytes} bytes of {dtype}: rules are for whole floats; see -b and -d");
                 return Err(Conclusion::Failed(why));
             }
+            if rule.optimizer().is_of_matrices() {
+                return Err(Conclusion::Failed(format!(
+                    "{rule}: it changes matrices, and this measures rules of elements"
+                )));
+            }
             let (step, copy) = contest(kernels, *rule, dtype, bytes, iterations).map_err(Conclusion::Wrong)?;
             table.push([
                 rule.to_string(),

@@ -11,7 +11,7 @@ from gradlane import _buffers
 from gradlane._alike import check_alike, telling
 from gradlane._operations import submit
 from gradlane._reduction import broadcast_of
-from gradlane._server_training import ServerTraining, StepOutcome, ended
+from gradlane._server_training import Average, ServerTraining, StepOutcome, ended
 from gradlane.errors import InvalidArgumentError
 
 Array = np.ndarray[Any, Any]
@@ -80,6 +80,12 @@ class HostTraining:
         """The present weights, with the steps of all workers that were made."""
         self.training.pull(_by_position(self._arrays))
         return self.values()
+
+    def averages(self, kind: Average) -> list[Array]:
+        """An average of the weights that the rule keeps."""
+        averages = [np.empty_like(array) for array in self._arrays]
+        self.training.read_averages(kind, _by_position(averages))
+        return averages
 
     def _gradient(self, position: int, gradient: Any) -> Array:
         array, weight = np.asarray(gradient, order="C"), self._arrays[position]

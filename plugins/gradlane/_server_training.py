@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, NoReturn, TypeVar
+from typing import Any, Literal, NoReturn, TypeVar
 
 from gradlane import _names, modes, parameters
 from gradlane._handle import Handle
@@ -18,6 +18,9 @@ from gradlane.parameters import Version
 from gradlane.rules import Rule
 
 T = TypeVar("T")
+
+Average = Literal["ema", "window"]
+"""An average of the weights that a rule may keep."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +104,21 @@ class ServerTraining:
         """Takes over the present weights, with the steps of all workers that were made."""
         begun = {label: self._pulled(label, weight) for label, weight in weights.items()}
         self.versions = dict(zip(begun, ended(begun.values()), strict=True))
+
+    def read_averages(self, kind: Average, averages: Mapping[str, Any]) -> None:
+        """Reads an average of the weights that the rule keeps into these tensors.
+
+        Raises:
+            InvalidArgumentError: the rule does not keep this average.
+        """
+        if kind not in ("ema", "window"):
+            raise InvalidArgumentError(f'kind={kind!r}; give "ema" or "window"')
+        ended(
+            [
+                parameters.pull_async(self._name(label), average, kind=kind, timeout=self._timeout)
+                for label, average in averages.items()
+            ]
+        )
 
     def leave(self) -> None:
         """Tells that this worker does no more steps. A mode without a clock waits for nobody."""

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gradlane_core::Result;
-use gradlane_core::types::{ClockKey, Mode, TensorKind, TensorSpec, Tick, Ticked};
+use gradlane_core::types::{ClockKey, Mode, Rule, TensorKind, TensorSpec, Tick, Ticked};
 use gradlane_session::{Session, dtype_named};
 use pyo3::prelude::*;
 
@@ -20,7 +20,8 @@ pub(crate) type Kind<'a> = (Option<&'a str>, Option<&'a str>, Option<&'a str>, u
 /// The declaration of a parameter.
 pub(crate) fn declared(name: String, dtype: &str, shape: Vec<u64>, kind: Kind<'_>) -> Result<TensorSpec> {
     let (rule, mode, clock, _) = kind;
-    let (rule, mode) = (rule.map(str::parse).transpose()?, mode_by(mode, clock)?);
+    let rule = rule.map(|rule| rule.parse().map(|rule: Rule| rule.of_shape(&shape))).transpose()?;
+    let mode = mode_by(mode, clock)?;
     let kind = TensorKind::Parameter { rule, mode };
     Ok(TensorSpec { kind, ..TensorSpec::parameter(name, dtype_named(dtype)?, shape) })
 }

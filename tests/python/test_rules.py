@@ -1,6 +1,7 @@
 """Rules: optimizers on the servers do what those of PyTorch do."""
 
 import math
+import sys
 
 import gradlane
 import numpy as np
@@ -84,6 +85,64 @@ def test_a_hundred_steps_are_those_of_pytorch(rule, peer, dtype):
     assert parameters.pull(name, value) == 1 + STEPS
     error = 1e-12 if dtype == torch.float64 else 2e-6
     torch.testing.assert_close(value.double(), ours.detach(), rtol=error, atol=error)
+
+
+def orthogonal(matrix):
+    """As PyTorch's Muon makes a momentum orthogonal, in the type of the matrix and not in bfloat16."""
+    is_tall = matrix.shape[0] > matrix.shape[1]
+    x = matrix.T if is_tall else matrix
+    x = x / x.norm().clamp(min=1e-7)
+    for _ in range(5):
+        gram = x @ x.T
+        x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
+    return x.T if is_tall else x
+
+
+@pytest.mark.parametrize("adjust", [None, "match_rms_adamw", "spectral_unclamped"])
+@pytest.mark.parametrize("shape", [(7, 13), (40, 8)], ids=str)
+def test_muon_is_that_of_pytorch(shape, adjust, monkeypatch):
+    label, first = f"muon {shape} {adjust}", gradients(1000, shape).double()
+    rule = rules.Muon(lr=0.02, adjust_lr_fn=adjust, schedule=rules.Polynomial(2 * STEPS))
+    parameters.init(label, first, rule=rule)
+    gradlane.barrier(f"has begun {label}")
+    muon = sys.modules["torch.optim._muon"]
+    ours = torch.nn.Parameter(first.clone())
+    optimizer = torch.optim.Muon([ours], lr=0.02, adjust_lr_fn=adjust)
+    scheduler = torch.optim.lr_scheduler.PolynomialLR(optimizer, 2 * STEPS)
+    monkeypatch.setattr(muon, "_zeropower_via_newtonschulz", lambda matrix, *_: orthogonal(matrix))
+    for step in range(STEPS):
+        ours.grad = gradients(step, shape).double()
+        optimizer.step()
+        scheduler.step()
+        if gradlane.rank() == 0:
+            parameters.push(label, ours.grad, update="step")
+    gradlane.barrier(f"was changed {label}")
+    value = torch.empty_like(first)
+    assert parameters.pull(label, value) == 1 + STEPS
+    torch.testing.assert_close(value, ours.detach(), rtol=1e-6, atol=1e-6)
+
+
+def test_a_rule_of_matrices_keeps_them_whole():
+    """A matrix of several parts, if it were cut, and its averages."""
+    label, shape, rank = "whole matrix", (16, 196_608), gradlane.rank()
+    first = gradients(7, shape)
+    parameters.init(label, first, rule=rules.Muon(lr=0.5, weight_decay=0.0, momentum=0.0, ema=rules.EMA(0.5)))
+    gradlane.barrier(f"may begin {label}")
+    gradient, value, average = gradients(8, shape), torch.empty(shape), torch.empty(shape)
+    if rank == 0:
+        parameters.push(label, gradient, update="step")
+    gradlane.barrier(f"was changed {label}")
+    assert parameters.pull(label, value) == 2
+    along = 0.5 * orthogonal(gradient.double())
+    torch.testing.assert_close(value.double(), first - along, rtol=1e-5, atol=1e-5)
+    parameters.pull(label, average, kind="ema")
+    torch.testing.assert_close(average.double(), first - along / 2, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("shape", "why"), [((4,), r"muon of a parameter of shape \[4\]"), ((2, 2, 2), r"\[2, 2, 2\]"), ((2048, 2050), "up to 2048 x 2048")])
+def test_a_rule_of_matrices_refuses_other_shapes(shape, why):
+    with pytest.raises(InvalidArgumentError, match=why):
+        parameters.init(f"never a matrix {gradlane.rank()}", np.zeros(shape, np.float32), rule=rules.Muon())
 
 
 def warmed(after):
@@ -286,6 +345,7 @@ def test_a_parameter_with_a_rule_is_none_without():
         (rules.SGD(nesterov=True), "nesterov"),
         (rules.SGD(lr="fast"), "lr='fast'"),
         (rules.Adam(betas=0.9), "betas=0.9"),
+        (rules.Muon(adjust_lr_fn="none"), "there is no adjust none"),
         ("sgd:schedule=linear", "one of const, step, cosine, poly"),
         (rules.SGD(schedule=rules.Cosine(0)), "schedule cosine without steps"),
         (rules.SGD(schedule=rules.Cosine(100, minimum=1.0)), "minimum is 1"),

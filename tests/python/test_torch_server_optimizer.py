@@ -123,6 +123,29 @@ def test_a_closure_and_a_scaler_are_used_as_with_any_optimizer():
     assert set(optimizer.versions.values()) == {version + 1 for version in before.values()}
 
 
+def test_averages_of_the_weights_are_for_another_model():
+    model = made(gradlane.rank())
+    rule = rules.SGD(lr=0.1, ema=rules.EMA(0.5))
+    optimizer = gl.ServerOptimizer(model.named_parameters(), rule=rule, name="averages")
+    first = copy.deepcopy(model)
+    evaluated = copy.deepcopy(model)
+    gl.barrier("all can average")
+    if gradlane.rank() == 0:
+        loss_of(model, 0).backward()
+        optimizer.step()
+    gl.barrier("one has trained")
+    evaluated.load_state_dict(optimizer.averages(), strict=False)
+    optimizer.zero_grad()
+    optimizer.step()
+    for average, before, after in zip(evaluated.parameters(), first.parameters(), model.parameters(), strict=True):
+        assert not torch.equal(before, after)
+        torch.testing.assert_close(average, (before + after) / 2)
+    with pytest.raises(InvalidArgumentError, match="keeps no such average"):
+        optimizer.averages("window")
+    with pytest.raises(InvalidArgumentError, match="kind='mean'"):
+        optimizer.averages("mean")
+
+
 def test_what_cannot_be_is_refused_by_name():
     model = made(1)
     sgd = rules.SGD(lr=0.1)

@@ -11,7 +11,7 @@ use super::placement::Placement;
 use crate::codec;
 use crate::error::{Error, Result};
 use crate::types::{Machines, PartId, PartLayout, Participants, Piece, ServerId, Span, TensorKey, TensorSpec};
-use crate::wire::limits::PARTS_MAX;
+use crate::wire::limits::{PART_BYTES_MAX, PARTS_MAX};
 
 /// Above this, the index of a part of a new tensor might not fit in 32 bits.
 const FIRST_INDEX_MAX: u32 = u32::MAX - PARTS_MAX as u32 - Machines::RANKS_MAX;
@@ -96,6 +96,10 @@ impl Layouter {
         let unknown = specs.iter().filter(|spec| !self.tensors.contains_key(&spec.key()) && seen.insert(spec.key()));
         let mut circles: BTreeMap<&Participants, usize> = BTreeMap::new();
         let item = |spec: &'specs TensorSpec| match spec.bytes() {
+            Some(bytes) if bytes > PART_BYTES_MAX && !spec.kind.is_cut() => Err(Error::InvalidArgument {
+                what: format!("tensor {} of {bytes} bytes, and a rule that changes a matrix as a whole", spec.name),
+                hint: format!("such a parameter has at most {PART_BYTES_MAX} bytes; give a larger one another rule"),
+            }),
             Some(bytes) => {
                 let next = circles.len();
                 let circle = *circles.entry(&spec.participants).or_insert(next);
@@ -113,7 +117,10 @@ impl Layouter {
         let items: Vec<Item> = fresh.iter().map(|(_, item)| *item).collect();
         let multiples = Multiples { shares: self.placement.shares(), turns: self.turns };
         let parts_with = |config: &LayoutConfig| {
-            let count = |item: &Item| u128::from(partition::part_count(item.bytes, item.dtype, multiples, config));
+            let count = |item: &Item| match item.kind.is_cut() {
+                true => u128::from(partition::part_count(item.bytes, item.dtype, multiples, config)),
+                false => 1,
+            };
             items.iter().map(count).sum::<u128>() + self.parts.len() as u128
         };
         let has_room = parts_with(&self.config) <= PIPELINE_PARTS_MAX as u128;
@@ -142,7 +149,10 @@ impl Layouter {
             let (spec, item) = fresh[group[0]];
             match group.as_slice() {
                 [_] => {
-                    let spans: Vec<Span> = partition::cut(item.bytes, item.dtype, multiples, &config).collect();
+                    let spans: Vec<Span> = match item.kind.is_cut() {
+                        true => partition::cut(item.bytes, item.dtype, multiples, &config).collect(),
+                        false => vec![Span { offset: 0, bytes: item.bytes }],
+                    };
                     let first = self.first_index_of(spec.key(), spans.len() as u64);
                     let piece = |span| vec![Piece { tensor: spec.key(), span }];
                     drafts.extend((first..).zip(spans).map(|(index, span)| draft(spec, index, piece(span))));
@@ -201,7 +211,6 @@ mod tests {
     use crate::pipeline::models;
     use crate::pipeline::placement::{HOT_SERVER_IMBALANCE, weights_for};
     use crate::types::{CodecSpec, DType, View, WorkerId};
-    use crate::wire::limits::PART_BYTES_MAX;
 
     #[test]
     fn real_models_load_2_to_16_servers_within_5_percent() {
@@ -254,6 +263,18 @@ mod tests {
                 println!("{name:<12}{servers:>3} servers, {ranks} ranks: {:.2} in blocks", blocks as f64 / all as f64);
             }
         }
+    }
+
+    #[test]
+    fn a_matrix_that_its_rule_changes_as_a_whole_is_one_part_or_refused() {
+        let by_muon =
+            |name: &str, shape| TensorSpec::parameter(name, DType::F32, shape).with_rule("muon".parse().unwrap());
+        let mut layouter = layouter(4);
+        let small = [by_muon("a", vec![4, 4]), by_muon("b", vec![4, 4]), by_muon("c", vec![4, 4 << 20])];
+        let parts = layouter.declare(&small, true).unwrap();
+        assert_eq!(parts.iter().map(PartLayout::bytes).collect::<Vec<_>>(), [64, 64, 64 << 20]);
+        let error = layouter.declare(&[by_muon("d", vec![5, 4 << 20])], true).unwrap_err().to_string();
+        assert!(error.contains("tensor d of 83886080 bytes") && error.contains("at most 67108864 bytes"), "{error}");
     }
 
     #[test]

@@ -139,13 +139,13 @@ pub struct Item {
 }
 
 /// Groups the positions of `items` that share a part, in order of first position. Tensors that are large or cut have no companions, and neither have
-/// those whose codec encodes several elements together.
+/// those whose codec encodes several elements together, or whose rule changes them together.
 ///
 /// Small tensors join the open part of their dtype, kind and participants until it is full. A large tensor between two small ones does not separate
 /// them. Otherwise, in a convolutional network, each pair of normalisation parameters would have a part of its own.
 pub fn fuse(items: &[Item], config: &LayoutConfig) -> Vec<Vec<usize>> {
     // The blocks of a codec never hold elements of two tensors.
-    let can_share = |item: &Item| item.kind.codec().is_elementwise();
+    let can_share = |item: &Item| item.kind.codec().is_elementwise() && item.kind.is_cut();
     let is_small = |item: &Item| item.bytes > 0 && item.bytes <= config.fuse_bytes && can_share(item);
     let together: u64 = items.iter().filter(|item| is_small(item)).map(|item| item.bytes).sum();
     // A part that several tensors share has room for a few of the largest.

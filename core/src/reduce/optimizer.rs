@@ -18,6 +18,8 @@ mod adam;
 mod adamax;
 mod averages;
 mod lion;
+mod matrix;
+mod muon;
 mod rmsprop;
 mod run;
 mod schedule;
@@ -25,6 +27,7 @@ mod sgd;
 mod terms;
 
 use averages::{AverageRows, Averages, Follow, average_rows};
+use matrix::WORKING_ROWS;
 use run::{ROWS_MAX, Real, Run};
 use terms::Terms;
 
@@ -81,6 +84,8 @@ fn rows(rule: &Rule) -> usize {
     match rule.optimizer() {
         Optimizer::Sgd => usize::from(rule.setting("momentum") != 0.0),
         Optimizer::Adam | Optimizer::AdamW | Optimizer::Adamax => 2,
+        // The momentum, and what a step goes along.
+        Optimizer::Muon => 2,
         Optimizer::Adagrad | Optimizer::Lion => 1,
         Optimizer::RmsProp => {
             1 + usize::from(rule.setting("momentum") != 0.0) + usize::from(rule.setting("centered") != 0.0)
@@ -97,7 +102,8 @@ fn initial(rule: &Rule) -> f64 {
         | Optimizer::AdamW
         | Optimizer::RmsProp
         | Optimizer::Adamax
-        | Optimizer::Lion => 0.0,
+        | Optimizer::Lion
+        | Optimizer::Muon => 0.0,
     }
 }
 
@@ -105,11 +111,12 @@ impl OptimizerState {
     /// What a rule keeps of a part of `bytes` bytes that it has not changed yet.
     ///
     /// # Panics
-    /// If it cannot change elements of this type ([`Rule::changes`]), or there is not a whole number of them.
+    /// If it cannot change elements of this type ([`Rule::changes`]), or there is not a whole number of them, or of rows of a matrix.
     pub fn new(rule: Rule, dtype: DType, bytes: u64) -> Self {
         assert!(rule.changes(dtype), "checked when the parameter was declared");
         assert_eq!(bytes % dtype.bytes(), 0, "a part has whole elements");
         let elements = usize::try_from(bytes / dtype.bytes()).expect("they lie in memory");
+        assert!(rule.fits(elements as u64), "checked when the parameter was declared");
         let masters = if dtype.accumulator() == dtype { 0 } else { elements };
         let kept = match dtype.accumulator() {
             DType::F64 => Kept::F64(Numbers::new(&rule, elements, masters)),
@@ -118,10 +125,12 @@ impl OptimizerState {
         Self { rule, dtype, elements, steps: 0, global_step: 0, is_new: true, kept }
     }
 
-    /// The bytes that a rule keeps of a part of `bytes` bytes.
+    /// The bytes that a rule keeps of a part of `bytes` bytes, and those that a step needs for a while if it changes a matrix as a whole.
     pub fn bytes_of(rule: &Rule, dtype: DType, bytes: u64) -> u64 {
-        let masters = u64::from(dtype.accumulator() != dtype);
-        bytes / dtype.bytes() * dtype.accumulator().bytes() * ((rows(rule) + average_rows(rule)) as u64 + masters)
+        let masters = usize::from(dtype.accumulator() != dtype);
+        let working = if rule.optimizer().is_of_matrices() { WORKING_ROWS } else { 0 };
+        let rows = rows(rule) + average_rows(rule) + masters + working;
+        bytes / dtype.bytes() * dtype.accumulator().bytes() * rows as u64
     }
 
     /// How often the rule was applied.
@@ -194,6 +203,16 @@ impl<R: Real> Numbers<R> {
         blocks: impl IntoIterator<Item = (&'a [u8], &'a mut [u8])>,
     ) -> usize {
         let (terms, follow) = (&Terms::at(rule, step, global_step), &self.averages.follow(rule, step));
+        let blocks: Vec<_> = blocks.into_iter().collect();
+        if let (true, [momenta, along]) = (rule.optimizer().is_of_matrices(), self.rows.as_mut_slice()) {
+            let mut places = along.iter_mut();
+            for (_, gradient) in &blocks {
+                for (element, place) in E::elements(gradient).iter().zip(&mut places) {
+                    *place = E::load(*element).widen();
+                }
+            }
+            muon::aim(kernels, rule, momenta, along);
+        }
         let mut from = 0;
         for (value, gradient) in blocks {
             assert_eq!(value.len(), gradient.len(), "a gradient is as long as its value");

@@ -142,6 +142,10 @@ fn check_use(tensor: &TensorSpec, access: Access, rule: Option<Rule>, mode: Mode
             format!("rule {rule} of a parameter of {}", tensor.dtype),
             "an optimizer changes floats; add to integers, or assign them",
         ),
+        Some(rule) if !rule.suits(&tensor.shape) => refuse(
+            format!("rule {rule} of a parameter of shape {:?}", tensor.shape),
+            "it changes matrices, up to 2048 x 2048 or 1024 x 8192; give other parameters another rule",
+        ),
         _ if matches!(mode.staleness, Staleness::Scale { .. }) && !tensor.dtype.is_float() => refuse(
             format!("mode {mode} of a parameter of {}", tensor.dtype),
             "only floats are scaled; discard stale changes, or take them all",
@@ -301,6 +305,10 @@ mod tests {
             (ema.check(&parameter), "pull (ema) of a parameter whose rule keeps no such average"),
             (window.check(&averaged), "pull (window) of a parameter whose rule keeps no such average"),
             (pull.check(&of_integers), "rule sgd of a parameter of int32"),
+            (
+                pull.check(&parameter.clone().with_rule(Rule::of(Optimizer::Muon))),
+                "rule muon of a parameter of shape [2]",
+            ),
         ] {
             let error = refused.unwrap_err().to_string();
             assert!(error.contains("tensor w") && error.contains(why), "{error}");

@@ -52,6 +52,11 @@ impl TensorKind {
         }
     }
 
+    /// Whether a tensor of this kind can be cut into parts.
+    pub fn is_cut(self) -> bool {
+        self.rule().is_none_or(|rule| !rule.optimizer().is_of_matrices())
+    }
+
     /// Whether it is a parameter.
     pub const fn is_parameter(self) -> bool {
         matches!(self, Self::Parameter { .. })

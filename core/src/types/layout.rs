@@ -59,7 +59,7 @@ impl TensorSpec {
     /// The same tensor as a parameter that gradients change by this rule.
     #[must_use]
     pub fn with_rule(self, rule: Rule) -> Self {
-        Self { kind: TensorKind::Parameter { rule: Some(rule), mode: self.kind.mode() }, ..self }
+        Self { kind: TensorKind::Parameter { rule: Some(rule.of_shape(&self.shape)), mode: self.kind.mode() }, ..self }
     }
 
     /// The same tensor as a parameter that is changed in this mode.

@@ -26,6 +26,9 @@ pub struct Rule {
 impl Rule {
     /// The most settings of a rule.
     pub const SETTINGS_MAX: usize = Self::OWN_MAX + COMMON.len();
+    /// How large a matrix may be whose rule changes it as a whole: its elements times its shorter side. 2048 x 2048, 1024 x 8192. A step then
+    /// takes about 10 s of one core, meanwhile other parameters of the server wait, and workers give a server up that is silent for 130 s.
+    pub const MATRIX_PRODUCTS_MAX: u64 = 1 << 33;
     /// The most settings of an optimizer's own.
     const OWN_MAX: usize = 8;
 
@@ -119,6 +122,32 @@ impl Rule {
         if self.settings[own..].iter().zip(&COMMON).any(is_set) { own + COMMON.len() } else { own }
     }
 
+    /// The rule of a parameter of this shape: a rule of matrices knows their rows.
+    #[must_use]
+    pub fn of_shape(mut self, shape: &[u64]) -> Self {
+        if let ([rows, _], true) = (shape, self.optimizer.is_of_matrices()) {
+            let index = self.optimizer.setting_names().position(|setting| setting == "rows");
+            self.settings[index.expect("rules of matrices have it")] = (*rows as f64).to_bits();
+        }
+        self
+    }
+
+    /// Whether it can change a parameter of this shape, of which it is [`of_shape`](Self::of_shape).
+    pub fn suits(&self, shape: &[u64]) -> bool {
+        !self.optimizer.is_of_matrices() || shape.len() == 2 && self.fits(shape[0].saturating_mul(shape[1]))
+    }
+
+    /// Whether it can change a part of so many elements: if it is one of matrices, they fill its rows, and no step takes too long.
+    pub fn fits(&self, elements: u64) -> bool {
+        if !self.optimizer.is_of_matrices() {
+            return true;
+        }
+        let rows = self.setting("rows") as u64;
+        rows > 0
+            && elements.is_multiple_of(rows)
+            && elements.saturating_mul(rows.min(elements / rows)) <= Self::MATRIX_PRODUCTS_MAX
+    }
+
     fn set(&mut self, index: usize, value: f64) -> Result<()> {
         let setting = self.optimizer.setting(index);
         let (is_fine, due) = match setting.range {
@@ -130,7 +159,8 @@ impl Rule {
             Range::Switch => (value == 0.0 || value == 1.0, "0 or 1"),
             Range::Steps => (is_whole(value), "of steps, whole and 0 or above"),
             Range::SomeSteps => (is_whole(value) && value > 0.0, "of steps, whole and 1 or above"),
-            Range::Schedule => (is_whole(value) && value < Schedule::ALL.len() as f64, "that is a code of a schedule"),
+            Range::Word(words) => (is_whole(value) && value < words.len() as f64, "that stands for a word"),
+            Range::Rows => (is_whole(value), "of rows"),
         };
         if !is_fine || !value.is_finite() {
             return Err(Error::InvalidArgument {
@@ -212,7 +242,9 @@ impl fmt::Display for Rule {
                 continue;
             }
             match setting.range {
-                Range::Schedule => write!(f, "{before}{}={}", setting.name, self.schedule().name())?,
+                Range::Word(words) => write!(f, "{before}{}={}", setting.name, words[value as usize])?,
+                // It is said by the shape.
+                Range::Rows => continue,
                 _ => write!(f, "{before}{}={value}", setting.name)?,
             }
             before = ',';
@@ -241,7 +273,8 @@ impl FromStr for Rule {
             let (name, value) = word.split_once('=').ok_or_else(unknown)?;
             let index = row.optimizer.setting_names().position(|setting| setting == name.trim()).ok_or_else(unknown)?;
             let value = match row.optimizer.setting(index).range {
-                Range::Schedule => f64::from(schedule_named(row, value.trim())? as u8),
+                Range::Word(words) => position(row, name.trim(), words, value.trim())?,
+                Range::Rows => return Err(unknown()),
                 _ => value.trim().parse().map_err(|_| unknown())?,
             };
             rule.set(index, value)?;
@@ -256,11 +289,13 @@ impl FromStr for Rule {
     }
 }
 
-fn schedule_named(row: &Row, name: &str) -> Result<Schedule> {
-    Schedule::ALL.into_iter().find(|schedule| schedule.name() == name).ok_or_else(|| Error::InvalidArgument {
-        what: format!("rule {}: there is no schedule {name}", row.name),
-        hint: format!("use one of {}", Schedule::ALL.map(Schedule::name).join(", ")),
-    })
+/// What stands for a word.
+fn position(row: &Row, setting: &str, words: &[&str], word: &str) -> Result<f64> {
+    let position = words.iter().position(|known| *known == word).ok_or_else(|| Error::InvalidArgument {
+        what: format!("rule {}: there is no {setting} {word}", row.name),
+        hint: format!("use one of {}", words.join(", ")),
+    })?;
+    Ok(position as f64)
 }
 
 #[cfg(test)]
@@ -297,6 +332,7 @@ mod tests {
             "adamw:lr=0.01,schedule=step,warm_up=5,every=30,gamma=0.5",
             "adam:schedule=cosine,steps=1000,minimum=0.0001",
             "adagrad:schedule=poly,steps=1000,power=2",
+            "muon:nesterov=0,adjust=match_rms_adamw",
             "sgd:ema=0.999,ema_ramp=1,window=0.5,window_min=10,window_max=100",
         ] {
             assert_eq!(text.parse::<Rule>().unwrap().to_string(), text);
@@ -331,6 +367,8 @@ mod tests {
             ("sgd:schedule=step,every=10,gamma=10", "gamma is 10"),
             ("sgd:schedule=cosine,steps=1.5", "steps is 1.5"),
             ("sgd:warm_up=-1", "warm_up is -1"),
+            ("muon:adjust=none", "there is no adjust none; use one of original, match_rms_adamw, spectral_unclamped"),
+            ("muon:rows=2", "sets nothing"),
             ("sgd:warm_up=inf", "warm_up is inf"),
             ("sgd:ema=1", "ema is 1"),
             ("sgd:ema_ramp=1", "ema_ramp without ema"),
@@ -341,7 +379,7 @@ mod tests {
             let error = text.parse::<Rule>().unwrap_err().to_string();
             assert!(error.contains(named), "{text}: {error}");
         }
-        for (code, settings) in [(0, 6), (9, 6), (1, 5), (1, 7), (1, 17), (1, 19)] {
+        for (code, settings) in [(0, 6), (10, 6), (1, 5), (1, 7), (1, 17), (1, 19)] {
             assert!(Rule::from_wire(code, &vec![0.0; settings]).is_err(), "{code} {settings}");
         }
         assert!(Rule::from_wire(1, &[f64::NAN, 0.0, 0.0, 0.0, 0.0, 0.0]).is_err());
@@ -357,7 +395,15 @@ mod tests {
             let error = Rule::from_wire(1, &with(schedule, warm_up)).unwrap_err().to_string();
             assert!(error.contains(why), "{error}");
         }
-        let sgd = Rule::of(Optimizer::Sgd);
+        let [sgd, muon] = [Optimizer::Sgd, Optimizer::Muon].map(Rule::of);
+        assert_eq!([&[][..], &[4], &[4, 3]].map(|shape| sgd.of_shape(shape).suits(shape)), [true; 3]);
+        let suits = |shape: &[u64]| muon.of_shape(shape).suits(shape);
+        assert_eq!([&[][..], &[4], &[4, 3], &[0, 3], &[2, 2, 2]].map(suits), [false, false, true, false, false]);
+        assert_eq!(
+            [[2048, 2048], [1024, 8192], [8192, 1024], [2048, 2049]].map(|shape| suits(&shape)),
+            [true, true, true, false]
+        );
+        assert!(muon.of_shape(&[4, 3]).fits(12) && !muon.of_shape(&[4, 3]).fits(11));
         assert_eq!([DType::BF16, DType::F64, DType::I32].map(|dtype| sgd.changes(dtype)), [true, true, false]);
     }
 }

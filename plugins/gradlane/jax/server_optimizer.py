@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from gradlane._host_training import HostOptimizer, HostTraining
-from gradlane._server_training import ServerTraining
+from gradlane._server_training import Average, ServerTraining
 from gradlane.errors import InvalidArgumentError, UnsupportedError
 from gradlane.jax.ops import array_of
 from gradlane.modes import Mode
@@ -78,6 +78,14 @@ class ServerOptimizer(HostOptimizer):
         """Returns the present parameters, with the steps of all workers that were made."""
         self.params = self._tree(self._training.pull())
         return self.params
+
+    def averages(self, kind: Average = "ema") -> Any:
+        """An average of the parameters that the rule keeps, for an evaluation.
+
+        Raises:
+            InvalidArgumentError: the rule does not keep this average.
+        """
+        return self._tree(self._training.averages(kind))
 
     def _arrays(self, tree: Any, what: str) -> list[jax.Array]:
         """The arrays of a tree that has the paths of the parameters."""

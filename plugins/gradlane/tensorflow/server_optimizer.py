@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from gradlane._averaging import label
 from gradlane._host_training import HostOptimizer, HostTraining
-from gradlane._server_training import ServerTraining, StepOutcome
+from gradlane._server_training import Average, ServerTraining, StepOutcome
 from gradlane.errors import InvalidArgumentError, UnsupportedError
 from gradlane.modes import Mode
 from gradlane.rules import Rule
@@ -115,6 +115,14 @@ class ServerOptimizer(HostOptimizer):
         """Takes over the present values, with the steps of all workers that were made."""
         _check_eager()
         self._assign(self._training.pull())
+
+    def averages(self, kind: Average = "ema") -> list[Any]:
+        """An average that the rule keeps of each variable, for an evaluation; in the order of the variables.
+
+        Raises:
+            InvalidArgumentError: the rule does not keep this average.
+        """
+        return [tf.constant(average) for average in self._training.averages(kind)]
 
     def _assign(self, values: Iterable[Any]) -> None:
         for variable, value in zip(self._variables, values, strict=True):

@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from gradlane._server_training import ServerTraining, StepOutcome
+from gradlane._server_training import Average, ServerTraining, StepOutcome
 from gradlane.errors import FailedPreconditionError, InvalidArgumentError
 from gradlane.modes import Mode
 from gradlane.parameters import Version
@@ -142,6 +142,19 @@ class ServerOptimizer(torch.optim.Optimizer):
         Call it behind the last step, where workers may have different numbers of batches.
         """
         self._training.leave()
+
+    def averages(self, kind: Average = "ema") -> dict[str, torch.Tensor]:
+        """An average of the weights that the rule keeps, in new tensors, for an evaluation of another model:
+
+            evaluated = copy.deepcopy(model)
+            evaluated.load_state_dict(optimizer.averages("ema"), strict=False)
+
+        Raises:
+            InvalidArgumentError: the rule does not keep this average.
+        """
+        averages = {label: torch.empty_like(weight) for label, weight in self._weights().items()}
+        self._training.read_averages(kind, averages)
+        return averages
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Refuses groups after the first one, which the constructor makes."""

@@ -87,6 +87,16 @@ def test_a_worker_that_has_left_is_waited_for_no_more():
         assert optimizer.step({"w": jnp.ones(2)})["w"].tolist() == [-1.0] * 2
 
 
+def test_averages_that_the_rule_keeps_come_as_a_tree_of_their_own():
+    rule = gl.rules.SGD(lr=1.0, ema=gl.rules.EMA(0.5))
+    optimizer = gl.ServerOptimizer({"w": jnp.zeros(2)}, rule, mode=gl.modes.Sync())
+    assert optimizer.step({"w": jnp.ones(2)})["w"].tolist() == [-1.0] * 2
+    assert optimizer.averages("ema")["w"].tolist() == [-0.5] * 2
+    assert optimizer.params["w"].tolist() == [-1.0] * 2
+    with pytest.raises(InvalidArgumentError, match="window"):
+        optimizer.averages("window")
+
+
 def test_another_rule_mode_or_tree_is_told_to_all_workers():
     rank, sgd = gl.rank(), gl.rules.SGD(lr=0.1)
     with pytest.raises(MismatchError, match=r"worker 0 has the rule sgd:lr=0\.1.*worker 1 has sgd:lr=0\.2"):

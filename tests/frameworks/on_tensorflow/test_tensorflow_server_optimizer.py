@@ -76,6 +76,16 @@ def test_a_step_that_waited_too_long_sends_nothing_again():
         assert variable.numpy().tolist() == [-2.5], "it waits no more for a worker that has left"
 
 
+def test_averages_that_the_rule_keeps_change_no_variable():
+    variable = tf.Variable([0.0])
+    optimizer = gl.ServerOptimizer([variable], gl.rules.SGD(lr=1.0, ema=gl.rules.EMA(0.5)), mode=gl.modes.Sync())
+    optimizer.apply_gradients([(tf.ones(1), variable)])
+    [average] = optimizer.averages("ema")
+    assert average.numpy().tolist() == [-0.5] and variable.numpy().tolist() == [-1.0]
+    with pytest.raises(InvalidArgumentError, match='give "ema" or "window"'):
+        optimizer.averages("mean")
+
+
 def test_another_rule_mode_or_model_is_told_to_all_workers():
     rank, sgd, one = gl.rank(), gl.rules.SGD(lr=0.1), [tf.Variable([1.0])]
     with pytest.raises(MismatchError, match=r"worker 0 has the rule sgd:lr=0\.1.*worker 1 has sgd:lr=0\.2"):

@@ -4,6 +4,7 @@ use super::adagrad::Adagrad;
 use super::adam::Adam;
 use super::adamax::Adamax;
 use super::lion::Lion;
+use super::muon::Muon;
 use super::rmsprop::RmsProp;
 use super::run::{Real, Run};
 use super::schedule;
@@ -33,6 +34,7 @@ enum Formula<R> {
     RmsProp(RmsProp<R>),
     Adamax(Adamax<R>),
     Lion(Lion<R>),
+    Muon(Muon<R>),
 }
 
 impl<R: Real> Terms<R> {
@@ -42,7 +44,7 @@ impl<R: Real> Terms<R> {
         let (bound, decay) = (rule.setting("clip_value"), rule.setting("weight_decay"));
         let decay = match rule.optimizer() {
             _ if decay == 0.0 => Decay::Not,
-            Optimizer::AdamW | Optimizer::Lion => Decay::Apart(R::of(1.0 - rate * decay)),
+            Optimizer::AdamW | Optimizer::Lion | Optimizer::Muon => Decay::Apart(R::of(1.0 - rate * decay)),
             Optimizer::Sgd | Optimizer::Adam | Optimizer::Adagrad | Optimizer::RmsProp | Optimizer::Adamax => {
                 Decay::InGradient(R::of(decay))
             }
@@ -54,6 +56,7 @@ impl<R: Real> Terms<R> {
             Optimizer::RmsProp => Formula::RmsProp(RmsProp::of(rule, rate)),
             Optimizer::Adamax => Formula::Adamax(Adamax::at(rule, rate, step)),
             Optimizer::Lion => Formula::Lion(Lion::of(rule, rate)),
+            Optimizer::Muon => Formula::Muon(Muon::of(rate)),
         };
         Self { bound: Some(R::of(bound)).filter(|_| bound > 0.0), decay, formula }
     }
@@ -76,6 +79,7 @@ impl<R: Real> Terms<R> {
             Formula::RmsProp(terms) => terms.change(run),
             Formula::Adamax(terms) => terms.change(run),
             Formula::Lion(terms) => terms.change(run),
+            Formula::Muon(terms) => terms.change(run),
         }
     }
 }

@@ -214,6 +214,30 @@ fn averages_follow_no_change_but_steps() {
 }
 
 #[test]
+fn muon_goes_along_the_orthogonal_momentum_of_the_whole_matrix() {
+    // One element has one singular value, so each step is as long as any other: what the polynomial makes of 1, five times.
+    let along = (0..5).fold(1.0_f64, |x, _| 3.4445 * x - 4.775 * x.powi(3) + 2.0315 * x.powi(5));
+    for (text, shape, factor) in [
+        ("muon:lr=0.1,weight_decay=0", [1, 1], 1.0),
+        ("muon:lr=0.1,weight_decay=0", [4, 1], 2.0),
+        ("muon:lr=0.1,weight_decay=0,adjust=match_rms_adamw", [4, 1], 0.4),
+        ("muon:lr=0.1,weight_decay=0,adjust=spectral_unclamped", [1, 4], 0.5),
+    ] {
+        let rule = text.parse::<Rule>().unwrap().of_shape(&shape);
+        let elements = shape[0] * shape[1];
+        let mut state = OptimizerState::new(rule, DType::F64, elements * 8);
+        let (value, mut next) = (bytes(DType::F64, &[1.0], 4), bytes(DType::F64, &[2.0], 4));
+        let part = elements as usize * 8;
+        state.step(Kernels::detect(), value[..part].chunks(8).zip(next[..part].chunks_mut(8)));
+        // The norm of equal elements is shared by them.
+        let expected = 1.0 - 0.1 * factor * along / (elements as f64).sqrt();
+        for found in numbers(DType::F64, &next[..part]) {
+            assert!((found - expected).abs() < 1e-12, "{text} {shape:?}: {found} {expected}");
+        }
+    }
+}
+
+#[test]
 fn what_is_kept_is_what_is_booked() {
     for (text, rows) in [
         ("sgd", 0),
@@ -222,8 +246,9 @@ fn what_is_kept_is_what_is_booked() {
         ("rmsprop:momentum=0.5,centered=1", 3),
         ("sgd:ema=0.9", 1),
         ("adam:ema=0.9,window=0.1", 6),
+        ("muon:ema=0.9", 3),
     ] {
-        let rule: Rule = text.parse().unwrap();
+        let rule = text.parse::<Rule>().unwrap().of_shape(&[4, 25]);
         for (dtype, sum, masters) in [(DType::F32, 4, 0), (DType::F64, 8, 0), (DType::BF16, 4, 1)] {
             let elements = 100;
             let state = OptimizerState::new(rule, dtype, elements * dtype.bytes());
@@ -232,7 +257,9 @@ fn what_is_kept_is_what_is_booked() {
                 Kept::F64(numbers) => 8 * numbers.len(),
             };
             let booked = OptimizerState::bytes_of(&rule, dtype, elements * dtype.bytes());
-            assert_eq!((kept as u64, booked), (booked, elements * sum * (rows + masters)), "{text} {dtype}");
+            let working = if rule.optimizer().is_of_matrices() { WORKING_ROWS as u64 } else { 0 };
+            assert_eq!(booked, elements * sum * (rows + masters + working), "{text} {dtype}");
+            assert_eq!(kept as u64 + elements * sum * working, booked, "{text} {dtype}");
         }
     }
 }

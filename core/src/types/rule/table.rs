@@ -18,6 +18,8 @@ pub enum Optimizer {
     Adamax = 6,
     /// Lion: the sign of a momentum, with the weight decay apart from the gradient.
     Lion = 7,
+    /// Muon: a momentum of a matrix, made orthogonal, with the weight decay apart from the gradient.
+    Muon = 8,
 }
 
 /// How the learning rate follows the number of steps before. The discriminants are wire codes and never change.
@@ -81,8 +83,10 @@ pub(super) enum Range {
     Steps,
     /// A number of steps, of 1 or more.
     SomeSteps,
-    /// A code of a schedule. Users write its name.
-    Schedule,
+    /// The position of one of these words. Users write the word.
+    Word(&'static [&'static str]),
+    /// The rows of the parameter. Users do not write it.
+    Rows,
 }
 
 const fn positive(name: &'static str, default: f64) -> Setting {
@@ -111,7 +115,7 @@ const WEIGHT_DECAY: Setting = not_negative("weight_decay", 0.0);
 
 /// To add an optimizer, add a variant above, a row here, and its arithmetic to [`reduce::optimizer`](crate::reduce::optimizer). Defaults are
 /// those of PyTorch.
-pub(super) const TABLE: [Row; 7] = [
+pub(super) const TABLE: [Row; 8] = [
     Row {
         optimizer: Optimizer::Sgd,
         name: "sgd",
@@ -190,11 +194,28 @@ pub(super) const TABLE: [Row; 7] = [
         name: "lion",
         settings: &[not_negative("lr", 1e-4), share("beta1", 0.9), share("beta2", 0.99), WEIGHT_DECAY, CLIP_VALUE],
     },
+    Row {
+        optimizer: Optimizer::Muon,
+        name: "muon",
+        settings: &[
+            not_negative("lr", 1e-3),
+            share("momentum", 0.95),
+            Setting { name: "nesterov", default: 1.0, range: Range::Switch },
+            not_negative("weight_decay", 0.1),
+            positive("eps", 1e-7),
+            Setting { name: "adjust", default: 0.0, range: Range::Word(&ADJUSTMENTS) },
+            CLIP_VALUE,
+            Setting { name: "rows", default: 0.0, range: Range::Rows },
+        ],
+    },
 ];
+
+/// How Muon's learning rate follows the shape: the names of PyTorch, in the order in which they travel.
+pub(super) const ADJUSTMENTS: [&str; 3] = ["original", "match_rms_adamw", "spectral_unclamped"];
 
 /// The settings that every rule has, behind those of its optimizer, in the order in which they travel.
 pub(super) const COMMON: [Setting; 12] = [
-    Setting { name: "schedule", default: 0.0, range: Range::Schedule },
+    Setting { name: "schedule", default: 0.0, range: Range::Word(&Schedule::NAMES) },
     // The rate rises from 0 in so many steps first. The schedule begins behind them.
     steps("warm_up"),
     steps("every"),
@@ -226,8 +247,8 @@ pub(super) const OF_AVERAGES: [(&str, &str); 3] =
 
 impl Optimizer {
     /// All of them, in the order of their codes.
-    pub const ALL: [Self; 7] =
-        [Self::Sgd, Self::Adam, Self::AdamW, Self::Adagrad, Self::RmsProp, Self::Adamax, Self::Lion];
+    pub const ALL: [Self; 8] =
+        [Self::Sgd, Self::Adam, Self::AdamW, Self::Adagrad, Self::RmsProp, Self::Adamax, Self::Lion, Self::Muon];
 
     pub(super) fn row(self) -> &'static Row {
         &TABLE[self as usize - 1]
@@ -244,6 +265,11 @@ impl Optimizer {
         own.get(index).unwrap_or_else(|| &COMMON[index - own.len()])
     }
 
+    /// Whether it changes a matrix as a whole, and not each element by itself.
+    pub const fn is_of_matrices(self) -> bool {
+        matches!(self, Self::Muon)
+    }
+
     /// The names of its settings, the common ones behind its own.
     pub(super) fn setting_names(self) -> impl Iterator<Item = &'static str> {
         self.row().settings.iter().chain(&COMMON).map(|setting| setting.name)
@@ -254,14 +280,11 @@ impl Schedule {
     /// All of them, in the order of their codes.
     pub const ALL: [Self; 4] = [Self::Const, Self::Step, Self::Cosine, Self::Poly];
 
+    const NAMES: [&str; 4] = ["const", "step", "cosine", "poly"];
+
     /// The name that users write.
     pub const fn name(self) -> &'static str {
-        match self {
-            Self::Const => "const",
-            Self::Step => "step",
-            Self::Cosine => "cosine",
-            Self::Poly => "poly",
-        }
+        Self::NAMES[self as usize]
     }
 }
 

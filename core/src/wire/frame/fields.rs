@@ -148,6 +148,9 @@ impl Field for TensorSpec {
         let name = reader.text(NAME_BYTES_MAX, "tensor name")?;
         let (dtype, kind) = read_form(reader)?;
         let shape = reader.list(DIMENSIONS_MAX, "shape", |reader| reader.u64("dimension"))?;
+        if let Some(rule) = kind.rule().filter(|rule| *rule != rule.of_shape(&shape) || !rule.suits(&shape)) {
+            return Err(reader.bad("rule", format!("is {rule} of shape {shape:?}")));
+        }
         Ok(Self { name, dtype, shape, kind, participants: Participants::read(reader)? })
     }
 }

@@ -7,7 +7,7 @@ use std::ptr::null;
 use std::time::Duration;
 
 use gradlane_core::engine::ParameterUse;
-use gradlane_core::types::{ClockKey, Effect, Mode, Priority, TensorKind, TensorSpec, Tick, Ticked};
+use gradlane_core::types::{ClockKey, Effect, Mode, Priority, Rule, TensorKind, TensorSpec, Tick, Ticked};
 use gradlane_core::{Error, Result};
 
 use super::answer::answer;
@@ -236,7 +236,8 @@ unsafe fn asked(member: &Member, given: &GradlaneParameterUse) -> Result<Paramet
         (memory, into.transpose()?)
     };
     let (priority, timeout) = (Priority(given.priority), limit(given.timeout_ms));
-    let kind = TensorKind::Parameter { rule: rule.map(|rule| rule.parse()).transpose()?, mode };
+    let rule = rule.map(|rule| rule.parse().map(|rule: Rule| rule.of_shape(&shape))).transpose()?;
+    let kind = TensorKind::Parameter { rule, mode };
     let tensor = TensorSpec { kind, ..TensorSpec::parameter(name, dtype, shape) };
     let clock_at = given.clock_at;
     Ok(ParameterUse { tensor, access, clock_at, memory, into, priority, timeout })

@@ -165,6 +165,9 @@ impl Fields<'_> {
         if let Some(rule) = rule.filter(|rule| !rule.changes(dtype)) {
             return Err(self.bad("rule", format!("is {rule} of {dtype}")));
         }
+        if let Some(rule) = rule.filter(|rule| !rule.fits(part_bytes / dtype.bytes())) {
+            return Err(self.bad("rule", format!("is {rule} of {part_bytes} bytes of {dtype}")));
+        }
         if access.steps() && rule.is_none() {
             return Err(self.bad("rule", format!("is missing for a {access}")));
         }
