@@ -58,7 +58,8 @@ def test_digits_are_learnt_with_an_optimizer_on_the_servers_too(workers):
     pytest.importorskip("torch")
     pytest.importorskip("sklearn")
     ended = run("parameters/async_cnn.py", "--check", "--rest", "0.01", workers=workers)
-    assert ended.code == 0 and "on servers" in ended.output, ended.output
+    ways = re.findall(r"^(\w+) +[\d.]+% after", ended.output, re.MULTILINE)
+    assert ended.code == 0 and ways == ["averaged", "Sync", "Async", "SSP", "Backup"], ended.output
 
 
 @pytest.mark.torch
