@@ -143,7 +143,7 @@ fn check_use(tensor: &TensorSpec, access: Access, rule: Option<Rule>, mode: Mode
             "an optimizer changes floats; add to integers, or assign them",
         ),
         Some(rule) if !rule.suits(&tensor.shape) => refuse(
-            format!("rule {rule} of a parameter of shape {:?}", tensor.shape),
+            format!("rule {rule} of a parameter of shape {shape:?}", shape = tensor.shape),
             "it changes matrices, up to 2048 x 2048 or 1024 x 8192; give other parameters another rule",
         ),
         _ if matches!(mode.staleness, Staleness::Scale { .. }) && !tensor.dtype.is_float() => refuse(

@@ -172,6 +172,20 @@ typedef enum GradlaneAccess {
     GRADLANE_ACCESS_PULL_WINDOW = 10,
 } GradlaneAccess;
 
+// What became of a change of a parameter. A higher one is worse for its worker.
+typedef enum GradlaneFate {
+    // It was done, or there was nothing to change.
+    GRADLANE_FATE_ACCEPTED = 0,
+    // It is kept until its round is closed.
+    GRADLANE_FATE_KEPT = 1,
+    // It was multiplied by 1 / (1 + lag), and done.
+    GRADLANE_FATE_SCALED = 2,
+    // It was not done, because its lag is above what the mode allows.
+    GRADLANE_FATE_DISCARDED_STALE = 3,
+    // It was not done, because its round was closed without this worker.
+    GRADLANE_FATE_DROPPED_LATE = 4,
+} GradlaneFate;
+
 // The memory of a tensor.
 typedef enum GradlaneMemory {
     // Memory of this process.
@@ -313,7 +327,37 @@ typedef struct GradlaneParameterUse {
     // How gradients change the parameter, such as `sgd:lr=0.1,momentum=0.9`, in every use of it and equal on all workers; NULL if they do
     // not.
     const char *rule;
+    // When changes are done, such as `async:max_staleness=8`, `ssp:bound=4`, `sync` or `k_of_n:k=3`, in every use of it and equal on all
+    // workers; NULL for `async`.
+    const char *mode;
+    // The name of the clock that the mode follows, see `gradlane_tick`; NULL for none, which only `async` allows.
+    const char *clock;
+    // In mode `sync` or `k_of_n`: of a gradient, the round to which it belongs, from 1, otherwise the last round that this worker has finished,
+    // whose changes a value must have. In other modes, the global step as the last tick has told it. 0 without a clock.
+    uint64_t clock_at;
 } GradlaneParameterUse;
+
+// What a use of a parameter has come to.
+typedef struct GradlaneEffect {
+    // The version that was made or read; of a parameter in several parts, the lowest of theirs.
+    uint64_t version;
+    // A `GradlaneFate`; of several parts, the worst.
+    uint32_t fate;
+    // The versions between the one from which the change was computed and the one to which it came; of several parts, the most.
+    uint32_t lag;
+} GradlaneEffect;
+
+// Where a worker stands after a tick.
+typedef struct GradlaneTicked {
+    // The round that is finished; the next one is one more.
+    uint64_t round;
+    // The global step: the rounds that were closed, or without those the ticks of all workers.
+    uint64_t step;
+    // How many rounds the slowest worker is behind this one.
+    uint64_t ahead;
+    // A `GradlaneFate`: accepted, or dropped because the round was closed without this worker.
+    uint64_t fate;
+} GradlaneTicked;
 
 // What `gradlane_begin_step` says. A program sets `struct_size`, and the library the other fields.
 typedef struct GradlaneStep {
@@ -479,12 +523,28 @@ GradlaneStatus gradlane_access(GradlaneSession session, const GradlaneParameterU
 // Fails with `GRADLANE_STATUS_FAILED_PRECONDITION` if the operation has not ended well, or is a reduction.
 GradlaneStatus gradlane_operation_version(GradlaneOperation operation, uint64_t *version, GradlaneError *error);
 
+// Writes what the use of a parameter has come to.
+//
+// Fails with `GRADLANE_STATUS_FAILED_PRECONDITION` if the operation has not ended well, or is a reduction.
+GradlaneStatus gradlane_operation_effect(GradlaneOperation operation, GradlaneEffect *effect, GradlaneError *error);
+
 // Waits until one of `count` operations has ended, well or not, at most `timeout_ms`. `GRADLANE_FOREVER` waits until then, which the job's
 // step timeout bounds. Reductions and uses of parameters may be mixed.
 //
 // `index` receives the position of the first one in the array that has ended; `gradlane_wait` tells how. Returns
 // `GRADLANE_STATUS_PENDING` if none has.
 GradlaneStatus gradlane_wait_any(const GradlaneOperation *operations, size_t count, uint64_t timeout_ms, size_t *index, GradlaneError *error);
+
+// Finishes round `round` of the clock `clock`, and waits until this worker may begin its next round, at most `timeout_ms`; 0 takes the job's
+// step timeout. All changes of the round must have ended before. `mode` is the mode of the parameters that follow the clock, equal on all
+// workers. Saying a round again is the same tick, so that a wait that was too short can go on.
+//
+// `ticked` receives where the worker stands. With `waits` 0, the call does not wait for others; a mode with rounds does not allow that.
+GradlaneStatus gradlane_tick(GradlaneSession session, const char *clock, const char *mode, uint64_t round, uint32_t waits, uint64_t timeout_ms, GradlaneTicked *ticked, GradlaneError *error);
+
+// Tells that this worker ticks the clock `clock` no more, so that the others wait for it no more. Call it behind the last tick, where workers
+// may have different numbers of rounds. The other arguments are those of `gradlane_tick`.
+GradlaneStatus gradlane_leave_clock(GradlaneSession session, const char *clock, const char *mode, uint64_t timeout_ms, GradlaneError *error);
 
 #ifdef __cplusplus
 }

@@ -9,6 +9,7 @@ use crate::transport::{LinkLost, Peer, Pull, Push};
 use crate::types::{Done, ExchangeId, LinkId};
 
 /// One call. The thread answers it or refuses it.
+#[expect(clippy::large_enum_variant, reason = "most calls are pushes, whose header has the rule of a parameter")]
 pub(super) enum Call {
     Connect {
         /// `host:port`.

@@ -1,5 +1,7 @@
 //! The bytes of the headers of parameters.
 
+use std::num::NonZeroU64;
+
 use super::fields::{Fields, at as front_at, front, put, u32_of, with_behind};
 use crate::error::Result;
 use crate::types::{Access, ClockKey, Effect, Fate, Merge, Mode, Pace, Quorum, Rule, Staleness, Version};
@@ -224,7 +226,7 @@ impl Fields<'_> {
             (code, max) => return Err(bad(format!("does {code} from {max} on"))),
         };
         let (clock, clock_at) = (long(11), long(19));
-        let mode = Mode { pace, staleness, clock: (clock != 0).then(|| ClockKey(clock)) };
+        let mode = Mode { pace, staleness, clock: NonZeroU64::new(clock).map(|key| ClockKey(key.get())) };
         let mode = mode.check().map_err(|error| bad(error.to_string()))?;
         // Each mode has one form, and what has no clock does not follow one.
         if mode_bytes(mode, clock_at) != bytes || mode == Mode::ASYNC {

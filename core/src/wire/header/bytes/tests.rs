@@ -3,7 +3,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::codec;
 use crate::types::{Access, CodecSpec, DType, Op, Participants, Update, WorkerId, WorkerSet};
-use crate::wire::header::{Body, Contribute, Contribution, Contributors, Sum, Withdraw};
+use crate::wire::header::{Body, Contribute, Contribution, Contributors, Sum, Use, Withdraw};
 use crate::wire::{limits, samples};
 
 fn contribute() -> Contribute {
