@@ -38,13 +38,28 @@ def test_asynchronous_sgd_learns_and_every_change_counts_once(workers):
     assert ended.code == 0 and f"{workers or 1} workers: accuracy" in ended.output, ended.output
 
 
+@pytest.mark.parametrize("workers", [None, 3])
+def test_weights_on_servers_are_those_of_a_single_process_in_mode_sync_and_nearly_so_in_others(workers):
+    pytest.importorskip("numpy")
+    ended = run("parameters/logreg.py", "--check", workers=workers)
+    assert ended.code == 0, ended.output
+    assert re.findall(r"^(\w+) +loss", ended.output, re.MULTILINE) == ["sync", "async", "ssp", "backup", "local"], ended.output
+
+
+def test_one_mode_of_the_logistic_regression_runs_by_itself():
+    pytest.importorskip("numpy")
+    ended = run("parameters/logreg.py", "--check", "--mode", "backup", workers=2)
+    assert ended.code == 0 and re.findall(r"^(\w+) +loss", ended.output, re.MULTILINE) == ["backup"], ended.output
+
+
 @pytest.mark.torch
 @pytest.mark.parametrize("workers", [None, 3])
 def test_digits_are_learnt_with_an_optimizer_on_the_servers_too(workers):
     pytest.importorskip("torch")
     pytest.importorskip("sklearn")
     ended = run("parameters/async_cnn.py", "--check", "--rest", "0.01", workers=workers)
-    assert ended.code == 0 and "on servers" in ended.output, ended.output
+    ways = re.findall(r"^(\w+) +[\d.]+% after", ended.output, re.MULTILINE)
+    assert ended.code == 0 and ways == ["averaged", "Sync", "Async", "SSP", "Backup"], ended.output
 
 
 @pytest.mark.torch

@@ -12,6 +12,8 @@ a fast network between all devices, and for models that fit on one device. Insid
 
 Arrays of the CPU are reduced from and into XLA's memory, without copies, in one call for a whole tree. Arrays of other
 devices go through host memory and Python.
+
+`ServerOptimizer` trains parameters that live on the servers, in each of `gradlane.modes`.
 """
 
 from __future__ import annotations
@@ -42,10 +44,12 @@ from gradlane import (
     local_rank,
     local_size,
     metrics,
+    modes,
     node_rank,
     num_nodes,
     print_config,
     rank,
+    rules,
     shutdown,
     size,
     start_timeline,
@@ -57,6 +61,7 @@ from gradlane._compression import Compression
 from gradlane.jax._errors import typed_errors
 from gradlane.jax.gradients import push_pull_gradients
 from gradlane.jax.ops import broadcast, push_pull
+from gradlane.jax.server_optimizer import ServerOptimizer
 
 __all__ = [
     "Average",
@@ -68,6 +73,7 @@ __all__ = [
     "NotInitializedError",
     "PeerLostError",
     "ReduceOp",
+    "ServerOptimizer",
     "StallError",
     "Sum",
     "TimeoutError",
@@ -83,12 +89,14 @@ __all__ = [
     "local_rank",
     "local_size",
     "metrics",
+    "modes",
     "node_rank",
     "num_nodes",
     "print_config",
     "push_pull",
     "push_pull_gradients",
     "rank",
+    "rules",
     "shutdown",
     "size",
     "start_timeline",

@@ -87,7 +87,7 @@ def reduced(tree: Tree, name: str, reduction: Reduction, weight: Any | None = No
     if not names:
         return tree
     call = Call(names, structure_of(name, names), reduction)
-    arrays = tuple(_array(named, leaf) for named, (_, leaf) in zip(names, with_paths, strict=True))
+    arrays = tuple(array_of(named, leaf) for named, (_, leaf) in zip(names, with_paths, strict=True))
     weights = () if weight is None else (jnp.asarray(weight, jnp.float32),)
     if any(isinstance(array, jax.core.Tracer) for array in arrays + weights):
         results = _differentiable(call, arrays, weights)
@@ -97,7 +97,8 @@ def reduced(tree: Tree, name: str, reduction: Reduction, weight: Any | None = No
     return jax.tree_util.tree_unflatten(structure, results)  # type: ignore[no-any-return]
 
 
-def _array(name: str, leaf: Any) -> Any:
+def array_of(name: str, leaf: Any) -> Any:
+    """The array of a leaf, which is named in errors."""
     try:
         return jnp.asarray(leaf)
     except TypeError as error:

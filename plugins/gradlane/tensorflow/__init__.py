@@ -10,6 +10,8 @@
 
 `DistributedOptimizer` does the same for a Keras optimizer; with `model.fit`, use it and the callbacks of
 `gradlane.keras`.
+
+`ServerOptimizer` trains variables that live on the servers, in each of `gradlane.modes`, in eager loops.
 """
 
 from __future__ import annotations
@@ -40,10 +42,12 @@ from gradlane import (
     local_rank,
     local_size,
     metrics,
+    modes,
     node_rank,
     num_nodes,
     print_config,
     rank,
+    rules,
     shutdown,
     size,
     start_timeline,
@@ -56,6 +60,7 @@ from gradlane.errors import UnusedParametersError
 from gradlane.tensorflow._errors import typed_errors
 from gradlane.tensorflow.ops import push_pull
 from gradlane.tensorflow.optimizer import DistributedOptimizer
+from gradlane.tensorflow.server_optimizer import ServerOptimizer
 from gradlane.tensorflow.tape import DistributedGradientTape
 from gradlane.tensorflow.variables import broadcast_variables
 
@@ -71,6 +76,7 @@ __all__ = [
     "NotInitializedError",
     "PeerLostError",
     "ReduceOp",
+    "ServerOptimizer",
     "StallError",
     "Sum",
     "TimeoutError",
@@ -87,11 +93,13 @@ __all__ = [
     "local_rank",
     "local_size",
     "metrics",
+    "modes",
     "node_rank",
     "num_nodes",
     "print_config",
     "push_pull",
     "rank",
+    "rules",
     "shutdown",
     "size",
     "start_timeline",

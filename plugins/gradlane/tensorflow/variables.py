@@ -35,7 +35,7 @@ def broadcast_variables(variables: Iterable[Any], root_rank: int = 0, *, name: s
 @unconverted
 def broadcast_assignments(variables: Iterable[Any], root_rank: int, name: str) -> list[Any]:
     """Does what `broadcast_variables` says; returns what a session of TensorFlow 1 has to run."""
-    listed = [_variable(variable) for variable in variables]
+    listed = [variable_of(variable) for variable in variables]
     if _session.passes_over(name, is_broadcast=True):
         return []
     bits = [as_bits(variable.read_value()) for variable in listed]
@@ -67,7 +67,7 @@ def of_bits(tensor: Any, dtype: Any) -> Any:
     return tf.cast(tensor, tf.bool) if dtype == tf.bool else tf.bitcast(tensor, dtype)
 
 
-def _variable(variable: Any) -> Any:
+def variable_of(variable: Any) -> Any:
     """The TensorFlow variable of one of TensorFlow or of Keras."""
     own = variable if isinstance(variable, tf.Variable) else getattr(variable, "value", None)
     if isinstance(own, tf.Variable):

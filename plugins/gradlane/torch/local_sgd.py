@@ -16,10 +16,11 @@ from gradlane._handle import Handle
 from gradlane._operations import barrier
 from gradlane._reduction import Average as Mean
 from gradlane._reduction import Max
+from gradlane._server_training import compare, ended
 from gradlane.errors import Error, FailedPreconditionError, InvalidArgumentError, NotFiniteError
 from gradlane.parameters import Version
 from gradlane.torch import _tensors
-from gradlane.torch._on_servers import compare, ended, trained
+from gradlane.torch._on_servers import trained
 from gradlane.torch._owners import own
 from gradlane.torch._parameter_watch import remove_all
 from gradlane.torch.broadcast import broadcast_alike, broadcast_parameters

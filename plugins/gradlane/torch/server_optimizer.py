@@ -3,32 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Any, Literal, NoReturn
+from typing import Any, NoReturn
 
 import torch
 
-from gradlane import _names, modes, parameters
-from gradlane._handle import Handle
+from gradlane._server_training import Average, ServerTraining, StepOutcome
 from gradlane.errors import FailedPreconditionError, InvalidArgumentError
-from gradlane.modes import Async, Mode
+from gradlane.modes import Mode
 from gradlane.parameters import Version
 from gradlane.rules import Rule
-from gradlane.torch._on_servers import compare, ended, trained
+from gradlane.torch._on_servers import trained
 from gradlane.torch._owners import own
 from gradlane.torch.broadcast import broadcast_parameters
-
-
-@dataclass(frozen=True)
-class StepOutcome:
-    """What a step of a `ServerOptimizer` has come to."""
-
-    fates: dict[parameters.Fate, int]
-    """How many parameters had which fate: their gradients were accepted, scaled, discarded or dropped."""
-    lag: int
-    """The largest lag of a gradient, in versions."""
-    tick: parameters.Tick | None
-    """Where this worker stands, if the mode has a clock."""
 
 
 class ServerOptimizer(torch.optim.Optimizer):
@@ -54,8 +40,8 @@ class ServerOptimizer(torch.optim.Optimizer):
     each worker. The job needs a server, unless this worker is alone.
 
     The learning rate and the moments are on the servers: give the rule a schedule in place of a scheduler of PyTorch, which is
-    refused, as are `state_dict()` and groups with settings of their own. Clip gradients before `step()`, or by `clip_value` of the rule; with `torch.amp.GradScaler` a step whose
-    gradients are not finite is left out, on this worker alone.
+    refused, as are `state_dict()` and groups with settings of their own. Clip gradients before `step()`, or by `clip_value` of the
+    rule; with `torch.amp.GradScaler` a step whose gradients are not finite is left out, on this worker alone.
     """
 
     def __init__(
@@ -83,34 +69,34 @@ class ServerOptimizer(torch.optim.Optimizer):
             StallError: another worker did not make it in time.
             FailedPreconditionError: the job has no server.
         """
-        if not isinstance(rule, Rule):
-            raise InvalidArgumentError(f"rule={rule!r}; give one of gradlane.rules, such as rules.SGD(lr=0.1)")
         self._named = trained(named_parameters)
+        self._training = training = ServerTraining(rule, mode, name, timeout)
         own(self, list(self._named.items()))
-        self._prefix, self._timeout = _names.namespace("server optimizer", name), timeout
-        self.rule = rule
-        self.mode = modes.check_mode(Async() if mode is None else mode)
-        is_async = isinstance(self.mode, Async)
-        self._clock = None if is_async else parameters.Clock(f"{self._prefix}/clock", self.mode)
-        self._is_sent = False
-        self.outcome: StepOutcome | None = None
+        super().__init__(list(self._named.values()), {"lr": rule.lr})
+        training.compare()
+        broadcast_parameters(self._named, prefix=f"{training.prefix}/first ")
+        training.begin(self._weights())
+
+    @property
+    def rule(self) -> Rule:
+        """What the servers apply."""
+        return self._training.rule
+
+    @property
+    def mode(self) -> Mode:
+        """When they apply it."""
+        return self._training.mode
+
+    @property
+    def outcome(self) -> StepOutcome | None:
         """What the last step has come to."""
-        self.versions: dict[str, Version] = {}
+        return self._training.outcome
+
+    @property
+    def versions(self) -> dict[str, Version]:
         """Of each parameter the version that the last step has taken over: one more for each gradient that was applied, or for
         each round."""
-        self._made: dict[str, Version] = {}
-        super().__init__(list(self._named.values()), {"lr": rule.lr})
-        compare(f"{self._prefix}/rule", "rule", str(rule))
-        compare(f"{self._prefix}/mode", "mode", str(self.mode))
-        # Else a part of one worker's could come first, and a part of another one's.
-        broadcast_parameters(self._named, prefix=f"{self._prefix}/first ")
-        paced = self.mode if isinstance(self.mode, Async) else self._clock
-        begun = [
-            parameters.init_async(self._name(label), parameter.detach(), rule=rule, mode=paced, timeout=timeout)
-            for label, parameter in self._named.items()
-        ]
-        ended(begun)
-        self.pull()
+        return self._training.versions
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -136,22 +122,28 @@ class ServerOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        gradients = {}
         for label, parameter in self._named.items():
-            if parameter.grad is not None and parameter.grad.layout != torch.strided:
+            if parameter.grad is None:
+                continue
+            if parameter.grad.layout != torch.strided:
                 raise InvalidArgumentError(f"the gradient of {label} is sparse; make the layer with sparse=False")
-        tick = self._in_rounds() if modes.has_rounds(self.mode) else self._at_once()
-        self.outcome = _outcome(self._made, tick)
-        return self.outcome if closure is None else loss
+            gradients[label] = parameter.grad.detach().contiguous()
+        outcome = self._training.step(gradients, self._weights())
+        return outcome if closure is None else loss
+
+    def pull(self) -> None:
+        """Takes over the present weights, with the steps of all workers that were made."""
+        self._training.pull(self._weights())
 
     def leave(self) -> None:
         """Tell that this worker does no more steps, so that others wait for it no more. A mode without a clock waits for nobody.
 
         Call it behind the last step, where workers may have different numbers of batches.
         """
-        if self._clock is not None:
-            self._clock.leave(timeout=self._timeout)
+        self._training.leave()
 
-    def averages(self, kind: Literal["ema", "window"] = "ema") -> dict[str, torch.Tensor]:
+    def averages(self, kind: Average = "ema") -> dict[str, torch.Tensor]:
         """An average of the weights that the rule keeps, in new tensors, for an evaluation of another model:
 
             evaluated = copy.deepcopy(model)
@@ -160,15 +152,8 @@ class ServerOptimizer(torch.optim.Optimizer):
         Raises:
             InvalidArgumentError: the rule does not keep this average.
         """
-        if kind not in ("ema", "window"):
-            raise InvalidArgumentError(f'kind={kind!r}; give "ema" or "window"')
-        averages = {label: torch.empty_like(parameter.detach()) for label, parameter in self._named.items()}
-        ended(
-            [
-                parameters.pull_async(self._name(label), average, kind=kind, timeout=self._timeout)
-                for label, average in averages.items()
-            ]
-        )
+        averages = {label: torch.empty_like(weight) for label, weight in self._weights().items()}
+        self._training.read_averages(kind, averages)
         return averages
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -193,68 +178,7 @@ class ServerOptimizer(torch.optim.Optimizer):
 
     def __getstate__(self) -> NoReturn:
         """Refused: a copy would train the same weights on the servers."""
-        raise FailedPreconditionError("a ServerOptimizer is not copied or pickled; make one for another model")
+        self._training.__getstate__()
 
-    def _name(self, label: str) -> str:
-        return f"{self._prefix}/{label}"
-
-    def _at_once(self) -> parameters.Tick | None:
-        """Each gradient is applied when it comes, and brings the weights back."""
-        if not self._is_sent:
-            begun = {
-                label: self._pulled(label, parameter) if parameter.grad is None else self._stepped(label, parameter)
-                for label, parameter in self._named.items()
-            }
-            self.versions = self._made = dict(zip(begun, ended(begun.values()), strict=True))
-        return self._tick()
-
-    def _in_rounds(self) -> parameters.Tick | None:
-        """Gradients are kept until the round is closed. Then the weights are there."""
-        if not self._is_sent:
-            with_gradient = {label: each for label, each in self._named.items() if each.grad is not None}
-            begun = {label: self._pushed(label, parameter) for label, parameter in with_gradient.items()}
-            self._made = dict(zip(begun, ended(begun.values()), strict=True))
-        tick = self._tick()
-        self.pull()
-        return tick
-
-    def _tick(self) -> parameters.Tick | None:
-        if self._clock is None:
-            return None
-        # What was sent is in the round, whatever becomes of the wait.
-        self._is_sent = True
-        tick = self._clock.tick(timeout=self._timeout)
-        self._is_sent = False
-        return tick
-
-    def pull(self) -> None:
-        """Takes over the present weights, with the steps of all workers that were made."""
-        begun = {label: self._pulled(label, parameter) for label, parameter in self._named.items()}
-        self.versions = dict(zip(begun, ended(begun.values()), strict=True))
-
-    def _pulled(self, label: str, parameter: torch.nn.Parameter) -> Handle[Version]:
-        return parameters.pull_async(self._name(label), parameter.detach(), timeout=self._timeout)
-
-    def _pushed(self, label: str, parameter: torch.nn.Parameter) -> Handle[Version]:
-        assert parameter.grad is not None
-        gradient = parameter.grad.detach().contiguous()
-        return parameters.push_async(self._name(label), gradient, update="step", timeout=self._timeout)
-
-    def _stepped(self, label: str, parameter: torch.nn.Parameter) -> Handle[Version]:
-        assert parameter.grad is not None
-        return parameters.push_pull_async(
-            self._name(label),
-            parameter.grad.detach().contiguous(),
-            out=parameter.detach(),
-            update="step",
-            timeout=self._timeout,
-        )
-
-
-def _outcome(made: dict[str, Version], tick: parameters.Tick | None) -> StepOutcome:
-    fates: dict[parameters.Fate, int] = {}
-    for version in made.values():
-        # A gradient that was kept for a round was applied with that, or dropped.
-        fate = tick.fate if version.fate == "kept" and tick is not None else version.fate
-        fates[fate] = fates.get(fate, 0) + 1
-    return StepOutcome(fates, max((version.lag for version in made.values()), default=0), tick)
+    def _weights(self) -> dict[str, torch.Tensor]:
+        return {label: parameter.detach() for label, parameter in self._named.items()}
