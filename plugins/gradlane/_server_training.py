@@ -59,6 +59,8 @@ class ServerTraining:
         self._clock = None if is_async else parameters.Clock(f"{self.prefix}/clock", self.mode)
         self._is_sent = False
         self._made: dict[str, Version] = {}
+        # Of the round that is open: what came to the servers, should a step fail before all of it did.
+        self._brought: dict[str, Version] = {}
         self.outcome: StepOutcome | None = None
         """What the last step has come to."""
         self.versions: dict[str, Version] = {}
@@ -142,14 +144,27 @@ class ServerTraining:
     def _in_rounds(self, gradients: Mapping[str, Any], weights: Mapping[str, Any]) -> parameters.Tick | None:
         """Gradients are kept until the round is closed. Then the weights are there."""
         if not self._is_sent:
-            begun = {
-                label: parameters.push_async(self._name(label), gradient, update="step", timeout=self._timeout)
-                for label, gradient in gradients.items()
-            }
-            self._made = dict(zip(begun, ended(begun.values()), strict=True))
+            self._bring(gradients)
+            self._made, self._brought = self._brought, {}
         tick = self._tick()
         self.pull(weights)
         return tick
+
+    def _bring(self, gradients: Mapping[str, Any]) -> None:
+        """Brings the gradients of a round that the servers lack. A second one of a parameter would be refused."""
+        error = None
+        begun = {
+            label: parameters.push_async(self._name(label), gradient, update="step", timeout=self._timeout)
+            for label, gradient in gradients.items()
+            if label not in self._brought
+        }
+        for label, handle in begun.items():
+            try:
+                self._brought[label] = handle.wait()
+            except Error as failed:
+                error = error or failed
+        if error is not None:
+            raise error
 
     def _tick(self) -> parameters.Tick | None:
         if self._clock is None:

@@ -268,3 +268,25 @@ def test_other_modes_are_refused_on_all_workers_with_both_named():
         gl.ServerOptimizer(made(0).named_parameters(), rule=rules.SGD(lr=0.1), mode=mode)
     with pytest.raises(InvalidArgumentError, match="mode='ssp'"):
         gl.ServerOptimizer(made(0).named_parameters(), rule=rules.SGD(lr=0.1), mode="ssp")
+
+
+def test_a_step_that_failed_half_way_brings_no_gradient_twice(monkeypatch):
+    model = made(10)
+    optimizer = gl.ServerOptimizer(model.named_parameters(), rule=rules.SGD(lr=0.1), mode=gl.Sync())
+    loss_of(model, gradlane.rank()).backward()
+    begin, left = parameters.push_async, [2]
+
+    def fails_later(*arguments, **options):
+        if gradlane.rank() == 0 and left[0] == 0:
+            # A gradient of another shape, as a server would refuse it.
+            arguments = (arguments[0], torch.zeros(99))
+        left[0] -= 1
+        return begin(*arguments, **options)
+
+    monkeypatch.setattr(parameters, "push_async", fails_later)
+    if gradlane.rank() == 0:
+        with pytest.raises(MismatchError):
+            optimizer.step()
+    monkeypatch.undo()
+    assert optimizer.step().fates == {"accepted": 4}
+    assert set(optimizer.versions.values()) == {2}

@@ -11,7 +11,7 @@ import tensorflow as tf
 from gradlane.errors import FailedPreconditionError, InvalidArgumentError, MismatchError, UnsupportedError
 from trainings import TOLERANCE, batches, deviation, loss_of, mine, mlp, samples
 
-pytestmark = [pytest.mark.quick, pytest.mark.workers(2, servers=2), pytest.mark.over("quic")]
+pytestmark = [pytest.mark.workers(2, servers=2), pytest.mark.over("quic")]
 
 STEPS = 10
 
