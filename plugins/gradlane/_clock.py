@@ -88,7 +88,7 @@ class Clock:
         """Tell that this worker ticks the clock no more: its data is over, and the others wait for it no more.
 
         Call it behind the last tick, where workers may have different numbers of rounds. A worker that leaves the job leaves its
-        clocks too. If a mode needs more workers than are left, the others get a FailedPreconditionError.
+        clocks too. A round that `Backup` closes with its first workers is closed by those that are left, if these are fewer.
 
         Args:
             timeout: seconds for the answer; None takes the job's step timeout.

@@ -5,7 +5,7 @@ from pathlib import Path
 import gradlane
 import numpy as np
 import pytest
-from gradlane import InvalidArgumentError, parameters
+from gradlane import InvalidArgumentError, modes, parameters, rules
 from processes import run_python
 
 
@@ -144,6 +144,41 @@ print(parameters.pull("w", np.empty(2)))
 """
     ended = run_python(script)
     assert (ended.code, ended.output.strip()) == (0, "1"), ended.output
+
+
+def test_a_clock_is_of_the_job_in_which_it_was_first_used():
+    clock = parameters.Clock("c", modes.Sync())
+    with pytest.raises(gradlane.NotInitializedError, match=r"init\(\)"):
+        clock.tick()
+    gradlane.init()
+    parameters.init("w", np.zeros(2), rule=rules.SGD(lr=1.0), mode=clock)
+    parameters.push("w", np.ones(2), update="step")
+    assert clock.tick() == parameters.Tick(1, 1, 0, "accepted")
+    gradlane.shutdown()
+    gradlane.init()
+    for use in (clock.tick, clock.leave, lambda: parameters.init("w", np.zeros(2), mode=clock)):
+        with pytest.raises(gradlane.FailedPreconditionError, match="of a job that has ended"):
+            use()
+    assert parameters.Clock("c", modes.SSP(1)).tick().round == 1, "a new job knows nothing of it"
+    gradlane.shutdown()
+
+
+def test_a_forked_child_does_not_tick():
+    script = f"""
+import sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+import gradlane
+from children import fork, refused
+from gradlane import modes, parameters
+
+gradlane.init()
+clock = parameters.Clock("c", modes.SSP(1))
+clock.tick()
+fork(lambda: refused(clock.tick))
+print(clock.tick().round)
+"""
+    ended = run_python(script)
+    assert (ended.code, ended.output.strip()) == (0, "2"), ended.output
 
 
 def test_pytorch_is_not_imported_for_other_buffers():

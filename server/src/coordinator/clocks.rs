@@ -17,8 +17,10 @@ use gradlane_core::types::{ClockKey, Closing, Fate, Mode, Pace, Quorum, Tick, Ti
 /// The clocks of a job.
 #[derive(Debug)]
 pub(crate) struct Clocks {
-    /// The workers that are waited for.
+    /// The workers of the job.
     due: WorkerSet,
+    /// Those that have left the job in order.
+    gone: WorkerSet,
     clocks: BTreeMap<String, Clock>,
     /// The rounds that were closed lately, for servers that may have missed it.
     told: VecDeque<(Time, Closing)>,
@@ -74,7 +76,7 @@ impl Clocks {
     /// No clocks, in a job with the workers of ranks 0 to `workers`. A server that was away for `remember` is given up.
     pub(crate) fn new(workers: u32, remember: Duration) -> Self {
         let due = (0..workers).map(WorkerId).collect();
-        Self { due, clocks: BTreeMap::new(), told: VecDeque::new(), remember }
+        Self { due, gone: WorkerSet::default(), clocks: BTreeMap::new(), told: VecDeque::new(), remember }
     }
 
     /// A worker has finished a round, perhaps not for the first time.
@@ -100,7 +102,7 @@ impl Clocks {
         }
         let mut turn = self.advance(now, &name);
         let clock = &self.clocks[&name];
-        let ticked = clock.ticked(worker, &clock.active(&self.due));
+        let ticked = clock.ticked(worker, &clock.active(&self.due, &self.gone));
         turn.answers.push(Answer { worker, request, outcome: Ok(ticked) });
         turn
     }
@@ -122,7 +124,7 @@ impl Clocks {
         let due = &self.due;
         let mut answers = Vec::new();
         for (name, clock) in &mut self.clocks {
-            let active = clock.active(due);
+            let active = clock.active(due, &self.gone);
             let late = clock.waiting.iter().filter(|(_, waiting)| waiting.until <= now).map(|(worker, _)| *worker);
             for worker in late.collect::<Vec<_>>() {
                 let Waiting { request, round, since, .. } = clock.waiting.remove(&worker).expect("found above");
@@ -135,22 +137,25 @@ impl Clocks {
         answers
     }
 
-    /// From now on clocks wait for these workers only, because others were lost or left.
+    /// From now on these are the workers of the job, because others were lost, or left.
     pub(crate) fn set_due(&mut self, now: Time, due: WorkerSet) -> Turn {
         for clock in self.clocks.values_mut() {
             clock.waiting.retain(|worker, _| due.contains(*worker));
         }
         self.due = due;
+        self.advance_all(now)
+    }
+
+    /// A worker has left the job in order, and so all of its clocks.
+    pub(crate) fn leave(&mut self, now: Time, worker: WorkerId) -> Turn {
+        self.gone.insert(worker);
+        self.advance_all(now)
+    }
+
+    fn advance_all(&mut self, now: Time) -> Turn {
         let names: Vec<String> = self.clocks.keys().cloned().collect();
         let turns = names.iter().map(|name| self.advance(now, name));
         turns.fold(Turn::default(), Turn::and)
-    }
-
-    /// A worker has left in order.
-    pub(crate) fn leave(&mut self, now: Time, worker: WorkerId) -> Turn {
-        let mut due = self.due.clone();
-        due.remove(worker);
-        self.set_due(now, due)
     }
 
     /// Another coordinator goes on with the job: workers that still wait say so again, with the time that they have left.
@@ -185,12 +190,14 @@ impl Clocks {
 
     /// Closes the round of a clock if its workers are there, and answers whom nobody holds up any more.
     fn advance(&mut self, now: Time, name: &str) -> Turn {
-        let Self { due, clocks, told, remember } = self;
+        let Self { due, gone, clocks, told, remember } = self;
         let clock = clocks.get_mut(name).expect("it was ticked");
-        let due = &clock.active(due);
+        // Who has no more rounds is no loss.
+        let members = due.iter().chain(gone.iter()).collect::<WorkerSet>().len();
+        let due = &clock.active(due, gone);
         let mut turn = Turn::default();
         if let Some((key, quorum, _)) = clock.mode.rounds() {
-            if let Some(error) = ticks::too_few(name, quorum, due.len()) {
+            if let Some(error) = ticks::too_few(name, quorum, members) {
                 let waiting = std::mem::take(&mut clock.waiting).into_iter();
                 turn.answers.extend(waiting.map(|(worker, Waiting { request, .. })| Answer {
                     worker,
@@ -266,16 +273,17 @@ impl Clock {
     }
 
     /// Who is waited for.
-    fn active(&self, due: &WorkerSet) -> WorkerSet {
-        due.iter().filter(|worker| !self.left.contains(*worker)).collect()
+    fn active(&self, due: &WorkerSet, gone: &WorkerSet) -> WorkerSet {
+        due.iter().filter(|worker| !self.left.contains(*worker) && !gone.contains(*worker)).collect()
     }
 
-    /// Closes the round that is open, if those are there that close it.
+    /// Closes the round that is open, if those are there that close it: all that still tick, if these are fewer.
     fn close(&mut self, clock: ClockKey, quorum: Quorum, due: &WorkerSet) -> Option<Closing> {
-        let is_closed = match quorum {
-            Quorum::All => due.iter().all(|worker| self.arrived.contains(worker)),
+        let are_enough = match quorum {
+            Quorum::All => false,
             Quorum::First(k) => self.arrived.len() >= k as usize,
         };
+        let is_closed = are_enough || due.iter().all(|worker| self.arrived.contains(worker));
         if !is_closed || self.arrived.is_empty() {
             return None;
         }

@@ -54,8 +54,18 @@ fn a_worker_that_has_no_more_rounds_leaves_and_nobody_waits_for_it() {
     assert_eq!(told(&job.tick(0, 2)), [(0, 2, 3, 0)]);
     let mut job = Job::new(2, "k_of_n:k=2");
     job.tick(0, 1);
-    let error = job.leave(1, 0).answers.into_iter().find(|answer| answer.worker.0 == 0).unwrap().outcome.unwrap_err();
-    assert!(error.to_string().contains("2 workers close a round, and 1 are there"), "{error}");
+    assert_eq!(closings(&job.leave(1, 0)), [(1, vec![0])], "those that still tick are fewer than two");
+    assert_eq!(closings(&job.tick(0, 2)), [(2, vec![0])]);
+    let mut job = Job::new(3, "k_of_n:k=2");
+    job.clocks.leave(job.now, WorkerId(1));
+    job.clocks.leave(job.now, WorkerId(2));
+    let left: WorkerSet = [WorkerId(0)].into_iter().collect();
+    job.clocks.set_due(job.now, left);
+    assert_eq!(closings(&job.tick(0, 1)), [(1, vec![0])], "they left in order");
+    let mut job = Job::new(2, "k_of_n:k=2");
+    job.tick(0, 1);
+    let lost = job.clocks.set_due(job.now, [WorkerId(0)].into_iter().collect());
+    assert!(refusal(&lost).contains("2 workers close a round, and 1 are there"), "one was lost");
 }
 
 /// The workers that are answered well, with the rounds, steps and leads that they are told.

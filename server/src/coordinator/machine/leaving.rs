@@ -27,6 +27,8 @@ impl Coordinator {
                 let seat = self.roster.seat_mut(identity).expect("a worker that left keeps its seat");
                 let (left, who) = (WorkerId(seat.member.index), seat.member.described());
                 self.store.forget(left);
+                let turn = self.clocks.leave(now, left);
+                self.turn_clocks(turn);
                 match self.config.policy {
                     Policy::Continue { .. } => {
                         self.roster.seat_mut(identity).expect("as above").is_past = true;
@@ -38,8 +40,6 @@ impl Coordinator {
                     Policy::Abort => {
                         let answers = self.barriers.break_all(who);
                         self.answer(answers);
-                        let turn = self.clocks.leave(now, left);
-                        self.turn_clocks(turn);
                         if self.roster.all_workers_left() {
                             self.end(now, Ok(()));
                         }
