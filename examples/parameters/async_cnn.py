@@ -25,6 +25,7 @@ from torch import nn
 ACCURACY, BATCH, RATE = 0.97, 32, 2e-3
 ACCURACY_MIN = 0.95
 """What is left of that when the last steps of all workers have come."""
+WAYS = ["averaged", "Sync", "Async", "SSP", "Backup"]
 LOOK_EVERY = 20
 """Steps of worker 1 between two looks at the test images."""
 
@@ -35,8 +36,10 @@ def main() -> int:
     gl.init()
     torch.set_num_threads(1)  # the workers share the cores of this host
     reached = []
-    ways = {"averaged": None, "Sync": gl.Sync(), "Async": gl.Async(), "SSP": gl.SSP(4), "Backup": gl.Backup(max(1, gl.size() - 1))}
-    for way, mode in ways.items():
+    but_one = max(1, gl.size() - 1)
+    ways = dict(zip(WAYS, [None, gl.Sync(), gl.Async(), gl.SSP(4), gl.Backup(but_one)], strict=True))
+    for way in options.only or WAYS:
+        mode = ways[way]
         torch.manual_seed(1)
         model = network()
         seconds, steps, accuracy = train(way, mode, model, inputs, labels, test, options)
@@ -51,6 +54,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--rest", type=float, default=0.05, help="seconds that worker 0 rests in a step (default 0.05)")
     parser.add_argument("--steps", type=int, default=2000, help="the most steps of a worker (default 2000)")
+    parser.add_argument("--only", action="append", choices=WAYS, help="one of the ways; may be given again")
     parser.add_argument("--check", action="store_true", help=f"fail unless {ACCURACY_MIN:.0%} are classified")
     return parser.parse_args()
 
