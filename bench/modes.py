@@ -4,6 +4,8 @@ gradlane run -n 2 -s 1 -- python bench/modes.py time                  64 MiB and
 gradlane run -n 4 -s 1 -- python bench/modes.py slow                  worker 0 is five times slower than the others
 ... --steps 3                                                           tries it out
 
+With GRADLANE_LOCAL_REDUCE=off the sum goes through the server too, as the parameters do.
+
 `time` takes all ways in turns, and checks each result. A row tells the median time, and its share of the sum's time in the same
 turn: the median, and what four of five turns lie between. `slow` has steps that rest without the processor, five times as long
 on worker 0. A row tells the steps that all have done, as a number of fast workers, and the largest lead over the slowest.
