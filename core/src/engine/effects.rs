@@ -8,7 +8,7 @@ use crate::types::Access;
 
 /// The same, which counts what becomes of a change.
 pub(super) fn counting(access: Access, metrics: &Arc<Metrics>, tell: EffectTeller) -> EffectTeller {
-    if !access.sends() || access == Access::Init {
+    if !access.changes() {
         return tell;
     }
     let metrics = Arc::clone(metrics);

@@ -226,6 +226,11 @@ impl Access {
         }
     }
 
+    /// Whether it changes a value that is there.
+    pub const fn changes(self) -> bool {
+        matches!(self, Self::Push(_) | Self::PushPull(_))
+    }
+
     /// Whether the value comes back.
     pub const fn receives(self) -> bool {
         match self {

@@ -65,7 +65,7 @@ struct Parameter {
 impl Checked {
     /// Whether it changes what has a value.
     pub(crate) fn is_change(&self) -> bool {
-        self.access.sends() && self.access != Access::Init
+        self.access.changes()
     }
 }
 

@@ -243,7 +243,7 @@ impl Clock {
         if self.left.contains(worker) {
             return Err(ticks::after_leaving(name, worker));
         }
-        let finished = self.finished.get(&worker).copied().unwrap_or_default();
+        let finished = self.finished_by(worker);
         if mode.rounds().is_some() {
             if round <= self.closed {
                 // A worker that was in the round hears so again.
@@ -302,31 +302,39 @@ impl Clock {
 
     /// How many rounds the slowest worker is behind this one.
     fn ahead(&self, worker: WorkerId, due: &WorkerSet) -> u64 {
-        let of = |worker: WorkerId| self.finished.get(&worker).copied().unwrap_or_default();
-        of(worker) - due.iter().map(of).min().unwrap_or_default().min(of(worker))
+        let own = self.finished_by(worker);
+        own - self.least_finished(due).min(own)
+    }
+
+    /// The rounds that the slowest of these workers has finished.
+    fn least_finished(&self, due: &WorkerSet) -> u64 {
+        due.iter().map(|worker| self.finished_by(worker)).min().unwrap_or_default()
+    }
+
+    fn finished_by(&self, worker: WorkerId) -> u64 {
+        self.finished.get(&worker).copied().unwrap_or_default()
     }
 
     fn ticked(&self, worker: WorkerId, due: &WorkerSet) -> Ticked {
         match self.mode.pace {
             Pace::Rounds { .. } => Ticked { round: self.closed, step: self.closed, ahead: 0, fate: Fate::Accepted },
             Pace::Async | Pace::Ssp { .. } => {
-                let round = self.finished.get(&worker).copied().unwrap_or_default();
-                Ticked { round, step: self.ticks, ahead: self.ahead(worker, due), fate: Fate::Accepted }
+                let (round, ahead) = (self.finished_by(worker), self.ahead(worker, due));
+                Ticked { round, step: self.ticks, ahead, fate: Fate::Accepted }
             }
         }
     }
 
     /// Whom a worker waits for.
     fn describe_slowest(&self, worker: WorkerId, due: &WorkerSet) -> String {
-        let of = |worker: WorkerId| self.finished.get(&worker).copied().unwrap_or_default();
         let slowest: Vec<String> = match self.mode.pace {
             Pace::Rounds { .. } => {
                 let missing = due.iter().filter(|worker| !self.arrived.contains(*worker));
                 missing.map(|worker| worker.to_string()).collect()
             }
             Pace::Async | Pace::Ssp { .. } => {
-                let least = due.iter().map(of).min().unwrap_or_default();
-                let slowest = due.iter().filter(|other| *other != worker && of(*other) == least);
+                let least = self.least_finished(due);
+                let slowest = due.iter().filter(|other| *other != worker && self.finished_by(*other) == least);
                 slowest.map(|other| format!("{other}, which has finished round {least}")).collect()
             }
         };

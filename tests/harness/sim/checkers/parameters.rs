@@ -95,7 +95,7 @@ impl Uses {
     fn changes_of(&self, who: Who, parameter: usize) -> impl Iterator<Item = (UseId, &OneUse)> {
         let first = UseId { who, parameter, index: 0 };
         let of = self.uses.range(first..=UseId { index: usize::MAX, ..first });
-        let is_change = |one: &OneUse| one.access.sends() && one.access != Access::Init && !one.is_past;
+        let is_change = |one: &OneUse| one.access.changes() && !one.is_past;
         of.map(|(id, one)| (*id, one)).filter(move |(_, one)| is_change(one))
     }
 
@@ -179,8 +179,7 @@ impl Witness {
     /// A server answered a worker a use of the part that begins at this byte.
     pub(in crate::sim) fn answered(&mut self, id: UseId, access: Access, span: Span, version: Version) {
         let told = self.uses.versions.insert((id.who, id.parameter, span.offset), version).unwrap_or_default();
-        let is_change = access.sends() && access != Access::Init;
-        if version < told || is_change && version == told {
+        if version < told || access.changes() && version == told {
             let text = format!("{id:?}, {access}: {version} of the part at {}, after {told}", span.offset);
             self.report(Checker::Parameter, text);
         }
