@@ -7,12 +7,14 @@
 //! In a mode with rounds this is the one place that decides which workers close a round. Servers obey it, and are told again when they
 //! connect.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use gradlane_core::cluster::ticks;
 use gradlane_core::error::{Error, Result};
 use gradlane_core::types::{ClockKey, Closing, Fate, Mode, Pace, Quorum, Tick, Ticked, Time, WorkerId, WorkerSet};
+
+use super::lately::Lately;
 
 /// The clocks of a job.
 #[derive(Debug)]
@@ -23,9 +25,7 @@ pub(crate) struct Clocks {
     gone: WorkerSet,
     clocks: BTreeMap<String, Clock>,
     /// The rounds that were closed lately, for servers that may have missed it.
-    told: VecDeque<(Time, Closing)>,
-    /// How long a server may be away before it is given up.
-    remember: Duration,
+    told: Lately<Closing>,
 }
 
 /// The end of one worker's wait.
@@ -76,7 +76,7 @@ impl Clocks {
     /// No clocks, in a job with the workers of ranks 0 to `workers`. A server that was away for `remember` is given up.
     pub(crate) fn new(workers: u32, remember: Duration) -> Self {
         let due = (0..workers).map(WorkerId).collect();
-        Self { due, gone: WorkerSet::default(), clocks: BTreeMap::new(), told: VecDeque::new(), remember }
+        Self { due, gone: WorkerSet::default(), clocks: BTreeMap::new(), told: Lately::new(remember) }
     }
 
     /// A worker has finished a round, perhaps not for the first time.
@@ -185,12 +185,12 @@ impl Clocks {
 
     /// What a server that has connected may have missed, in order.
     pub(crate) fn told(&self) -> impl Iterator<Item = &Closing> {
-        self.told.iter().map(|(_, closing)| closing)
+        self.told.iter()
     }
 
     /// Closes the round of a clock if its workers are there, and answers whom nobody holds up any more.
     fn advance(&mut self, now: Time, name: &str) -> Turn {
-        let Self { due, gone, clocks, told, remember } = self;
+        let Self { due, gone, clocks, told } = self;
         let clock = clocks.get_mut(name).expect("it was ticked");
         // Who has no more rounds is no loss.
         let members = due.iter().chain(gone.iter()).collect::<WorkerSet>().len();
@@ -205,10 +205,7 @@ impl Clocks {
                     outcome: Err(error.clone()),
                 }));
             } else if let Some(closing) = clock.close(key, quorum, due) {
-                while told.front().is_some_and(|(at, _)| now.since(*at) > *remember) {
-                    told.pop_front();
-                }
-                told.push_back((now, closing.clone()));
+                told.push(now, closing.clone());
                 turn.closed.push(closing);
             }
         }

@@ -9,13 +9,14 @@
 //! A worker may declare the name again before the others have undeclared it. Its declaration then waits until they have. It has no deadline
 //! here: what the worker submitted has one.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use gradlane_core::error::{Error, Result};
 use gradlane_core::types::{Defect, TensorKey, TensorSpec, Time, WorkerId, WorkerSet, planted};
 use gradlane_core::wire::limits;
 
+use super::lately::Lately;
 use super::registry::{Ended, Registry};
 
 /// What is known about names that end, beside the registry.
@@ -29,9 +30,7 @@ pub(super) struct Endings {
     /// The bytes of declarations that one worker may let wait.
     bytes_max: usize,
     /// What ended lately, for servers that may have missed it.
-    told: VecDeque<(Time, Ended)>,
-    /// How long a server may be away before it is given up.
-    remember: Duration,
+    told: Lately<Ended>,
     defect: Option<Defect>,
 }
 
@@ -63,8 +62,7 @@ impl Endings {
             waiting: BTreeMap::new(),
             held: BTreeMap::new(),
             bytes_max: share.clamp(BYTES_OF_WORKER_MIN, limits::FRAME_BYTES_MAX),
-            told: VecDeque::new(),
-            remember,
+            told: Lately::new(remember),
             defect,
         }
     }
@@ -146,15 +144,12 @@ impl Endings {
 
     /// What ended lately, for a server that has connected again.
     pub(super) fn lately(&self) -> impl Iterator<Item = &Ended> {
-        self.told.iter().map(|(_, ended)| ended)
+        self.told.iter()
     }
 
     fn end(&mut self, now: Time, registry: &mut Registry, keys: &[TensorKey], workers: &WorkerSet) -> Option<Ended> {
         let ended = registry.end(keys, workers)?;
-        while self.told.front().is_some_and(|(at, _)| *at + self.remember <= now) {
-            self.told.pop_front();
-        }
-        self.told.push_back((now, ended.clone()));
+        self.told.push(now, ended.clone());
         Some(ended)
     }
 }

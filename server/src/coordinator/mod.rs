@@ -24,6 +24,7 @@
 //! | `machine::holding`, `missed` | how many workers the job waits for, and what those hear that hold |
 //! | `machine::telling` | how answers and refusals are sent, and connections closed |
 //! | `machine::storing`, `store` | what workers put under keys, and which reads wait for a key |
+//! | `lately` | what servers that connect again may have missed |
 //! | `questions` | what may be asked at which time, and the status |
 //! | `stall` | what is told of a sum that waits |
 //! | `census` | the job in numbers |
@@ -48,6 +49,7 @@ pub mod driver;
 mod endings;
 mod health;
 mod journal;
+mod lately;
 mod machine;
 mod missed;
 mod newcomers;

@@ -15,7 +15,7 @@ struct Queue {
     bound: &'static str,
 }
 
-const QUEUES: [Queue; 54] = [
+const QUEUES: [Queue; 53] = [
     // Of the control links.
     queue(
         "core/src/transport/quic/control/frames.rs",
@@ -71,14 +71,9 @@ const QUEUES: [Queue; 54] = [
         "as many as there are members; then the oldest is forgotten",
     ),
     queue(
-        "server/src/coordinator/endings.rs",
-        "told: VecDeque<(Time, Ended)>",
-        "what ended within twice `dead_timeout`, which takes all workers",
-    ),
-    queue(
-        "server/src/coordinator/clocks.rs",
-        "told: VecDeque<(Time, Closing)>",
-        "rounds that were closed within twice `dead_timeout`, each of which takes its workers a round trip",
+        "server/src/coordinator/lately.rs",
+        "news: VecDeque<(Time, T)>",
+        "names that ended and rounds that were closed within twice `dead_timeout`, each of which takes its workers a round trip",
     ),
     // Of enrolment.
     queue("core/src/transport/quic/enroll.rs", "let (sender, outcome) = mpsc::channel()", "one outcome"),
