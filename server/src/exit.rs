@@ -44,7 +44,8 @@ pub(crate) fn code(error: &Error) -> i32 {
             Code::InvalidArgument => USAGE,
             Code::Unavailable | Code::DeadlineExceeded => TEMPORARY,
             Code::Unauthenticated => PERMISSION,
-            Code::AlreadyExists
+            Code::NotFound
+            | Code::AlreadyExists
             | Code::FailedPrecondition
             | Code::Aborted
             | Code::ResourceExhausted

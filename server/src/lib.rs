@@ -1,7 +1,8 @@
 //! Gradlane's aggregation server and coordinator, as a library that embeds them and as the `gradlane-server` binary.
 //!
-//! [`node`] is a summation server, [`coordinator`] decides who is in the job. [`launch`], [`doctor`] and [`cli`] are what people start.
+//! [`node`] is a summation server, [`coordinator`] decides who is in the job. Both write [`checkpoint`]s. [`launch`], [`doctor`] and [`cli`] are what people start.
 
+pub mod checkpoint;
 pub mod coordinator;
 pub mod node;
 

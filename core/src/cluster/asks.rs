@@ -1,4 +1,4 @@
-//! What a member has asked the store of its job, or a clock, without an answer yet. Decides when to give it up. The member sends it.
+//! What a member has asked the store of its job, a clock, or for a checkpoint, without an answer yet. Decides when to give it up. The member sends it.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -32,7 +32,10 @@ impl Asks {
         limits::check_ask(&ask)?;
         let changes = || self.0.values().filter(|asked| asked.ask.is_change()).count();
         if ask.is_change() && changes() >= limits::STORE_CHANGES_MAX {
-            return Err(exhausted("changes of the store, and ticks, by one worker at once", limits::STORE_CHANGES_MAX));
+            return Err(exhausted(
+                "changes of the store, ticks and checkpoints by one worker at once",
+                limits::STORE_CHANGES_MAX,
+            ));
         }
         if self.0.len() >= limits::STORE_WAITS_MAX {
             return Err(exhausted("requests of one worker to the coordinator at once", limits::STORE_WAITS_MAX));
@@ -100,6 +103,7 @@ impl Asked {
         match self.ask.clone().with_wait(self.due.at(patient_until).since(now)) {
             Ask::Store(ask) => Frame::Store { request, ask },
             Ask::Tick(tick) => Frame::Tick { request, tick },
+            Ask::Checkpoint(ask) => Frame::Checkpoint { request, ask },
         }
     }
 }

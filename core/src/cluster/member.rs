@@ -177,10 +177,15 @@ impl Member {
                 let answer = self.requests.answered(request, outcome.map(Answer::Ticked));
                 self.settle(answer);
             }
-            Frame::Close(_) if self.config.process.role != Role::Server => {
+            Frame::Checkpointed { request, outcome } => {
+                let answer = self.requests.answered(request, outcome.map(Answer::Checkpointed));
+                self.settle(answer);
+            }
+            Frame::Close(_) | Frame::Order(_) if self.config.process.role != Role::Server => {
                 self.fail_protocol("kind", "is for servers alone");
             }
             Frame::Close(closing) => self.tell(MemberEvent::Close(closing)),
+            Frame::Order(order) => self.tell(MemberEvent::Order(order)),
             Frame::Undeclared { request } => {
                 let answer = self.requests.undeclared(request);
                 self.settle(answer);
@@ -208,6 +213,8 @@ impl Member {
             | Frame::Barrier { .. }
             | Frame::Store { .. }
             | Frame::Tick { .. }
+            | Frame::Checkpoint { .. }
+            | Frame::Obeyed { .. }
             | Frame::Steps(_)
             | Frame::Holdings(_)
             | Frame::Restored { .. }

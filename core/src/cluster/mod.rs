@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use crate::error::{Error, Result};
 use crate::types::{
-    Answer, Closing, Defect, Epoch, PartLayout, Passage, Process, SumId, TensorKey, Time, View, WorkersKey,
+    Answer, Closing, Defect, Epoch, Order, PartLayout, Passage, Process, SumId, TensorKey, Time, View, WorkersKey,
 };
 use crate::wire::Frame;
 use crate::wire::frame::{Hold, Stall};
@@ -118,6 +118,8 @@ pub enum MemberEvent {
     },
     /// To servers: a round of a clock is closed. May be said again.
     Close(Closing),
+    /// To servers: do this for a checkpoint, and say so by [`Member::report_obeyed`]. May be said again.
+    Order(Order),
     /// Answers [`Member::ask_coordinator`].
     Answered {
         /// The number of the request.

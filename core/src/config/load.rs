@@ -159,6 +159,7 @@ impl Config {
 
     fn expand_home(&mut self, home: Option<&String>) -> Result<()> {
         self.state_dir = self.expanded("state_dir", self.state_dir.as_deref(), home)?;
+        self.checkpoint_dir = self.expanded("checkpoint_dir", self.checkpoint_dir.as_deref(), home)?;
         self.cluster_file = self.expanded("cluster_file", self.cluster_file.as_deref(), home)?;
         self.join_file = self.expanded("join_file", self.join_file.as_deref(), home)?;
         self.secret_file = self.expanded("secret_file", self.secret_file.as_deref(), home)?;

@@ -1,4 +1,4 @@
-//! What a worker asks the coordinator: the key-value store of the job, and clocks.
+//! What a worker asks the coordinator: the key-value store of the job, clocks, and checkpoints.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -7,7 +7,9 @@ use super::driver::{Engine, locked};
 use super::handle::Handle;
 use super::metrics::Metrics;
 use crate::error::Result;
-use crate::types::{Answer, Ask, Done, Fate, StoreAnswer, StoreAsk, Tick, Ticked};
+use crate::types::{
+    Answer, Ask, CheckpointAsk, Checkpointed, Done, Fate, LoadAsk, SaveAsk, StoreAnswer, StoreAsk, Tick, Ticked,
+};
 
 impl Engine {
     /// Asks the store of the job, which the coordinator keeps for as long as it lives, and waits for the answer. A read that waits for its
@@ -22,7 +24,9 @@ impl Engine {
         let key = ask.key().to_owned();
         match self.ask(Ask::Store(ask), "key", &key, timeout)? {
             Answer::Store(answer) => Ok(answer),
-            Answer::Ticked(_) => unreachable!("the membership checks that an answer fits what was asked"),
+            Answer::Ticked(_) | Answer::Checkpointed(_) => {
+                unreachable!("the membership checks that an answer fits what was asked")
+            }
         }
     }
 
@@ -41,7 +45,29 @@ impl Engine {
                 Metrics::add(&self.shared.metrics.rounds_late, u64::from(ticked.fate == Fate::DroppedLate));
                 Ok(ticked)
             }
-            Answer::Store(_) => unreachable!("the membership checks that an answer fits what was asked"),
+            Answer::Store(_) | Answer::Checkpointed(_) => {
+                unreachable!("the membership checks that an answer fits what was asked")
+            }
+        }
+    }
+
+    /// Saves the parameters of the job, or loads them, and waits until the servers have done it. No value is changed unless all servers have
+    /// read and checked all of the checkpoint.
+    ///
+    /// # Errors
+    /// [`Error::FailedPrecondition`](crate::Error::FailedPrecondition) if another worker saves or loads, a parameter has no value, or the
+    /// directory is of another job; [`Error::NotFound`](crate::Error::NotFound) for a checkpoint or a tensor that is not there;
+    /// [`Error::Mismatch`](crate::Error::Mismatch) if a tensor was saved with another element type or shape;
+    /// [`Error::Io`](crate::Error::Io) and [`Error::Checksum`](crate::Error::Checksum) from the files;
+    /// [`Error::Timeout`](crate::Error::Timeout) if it takes longer than the request says; or why the job ended.
+    pub fn checkpoint(&self, ask: CheckpointAsk) -> Result<Checkpointed> {
+        let (CheckpointAsk::Save(SaveAsk { path, wait, .. }) | CheckpointAsk::Load(LoadAsk { path, wait, .. })) = &ask;
+        let (path, wait) = (path.clone(), *wait);
+        match self.ask(Ask::Checkpoint(ask), "checkpoint", &path, Some(wait))? {
+            Answer::Checkpointed(checkpointed) => Ok(checkpointed),
+            Answer::Store(_) | Answer::Ticked(_) => {
+                unreachable!("the membership checks that an answer fits what was asked")
+            }
         }
     }
 

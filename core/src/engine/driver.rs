@@ -490,6 +490,7 @@ fn on_event(shared: &Arc<Shared>, event: MemberEvent) {
         MemberEvent::Declared { .. }
         | MemberEvent::BarrierDone { .. }
         | MemberEvent::Close(_)
+        | MemberEvent::Order(_)
         | MemberEvent::Answered { .. }
         | MemberEvent::Renewed { .. }
         | MemberEvent::WorkersKey(_) => {

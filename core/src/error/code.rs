@@ -5,6 +5,8 @@
 pub enum Code {
     /// The caller gave something without meaning.
     InvalidArgument,
+    /// It is not there.
+    NotFound,
     /// Another process already has it.
     AlreadyExists,
     /// The state forbids it.
@@ -35,6 +37,7 @@ impl Code {
         match self {
             Self::Unavailable | Self::ResourceExhausted => true,
             Self::InvalidArgument
+            | Self::NotFound
             | Self::AlreadyExists
             | Self::FailedPrecondition
             | Self::Aborted

@@ -402,6 +402,22 @@ errors! {
         /// How long the others held.
         waited: Duration,
     }
+    /// Something that was asked for by its name is not there.
+    #[error("{what} is not there; {hint}")]
+    34: NotFound of NotFound, raised as "NotFoundError"("Error") {
+        /// What was asked for.
+        what: String,
+        /// What to do.
+        hint: String,
+    }
+    /// A file of a checkpoint is not what it was when it was saved. Nothing was loaded.
+    #[error("the checkpoint is damaged: {file}: {problem}; load an earlier one")]
+    35: CorruptCheckpoint of DataLoss, raised as "CorruptCheckpointError"("Error") {
+        /// The file.
+        file: String,
+        /// What is wrong with it.
+        problem: String,
+    }
 }
 
 /// A text that goes before another one.

@@ -97,6 +97,22 @@ failpoints! {
     PassedTold = "passed_told",
     /// A coordinator has told a worker which sums it is to restore.
     RestoreTold = "restore_told",
+    /// A server, or a worker without servers, is about to write a checkpoint.
+    SaveBegins = "save_begins",
+    /// The values of a checkpoint are on the disk.
+    ValuesWritten = "values_written",
+    /// What the rules keep is on the disk.
+    StateWritten = "state_written",
+    /// A server has written all of its part of a checkpoint.
+    TableWritten = "table_written",
+    /// All servers have written, and the manifest has not its name yet.
+    ManifestMade = "manifest_made",
+    /// A checkpoint is whole, and is not the latest yet.
+    ManifestWritten = "manifest_written",
+    /// The latest checkpoint is another one.
+    LatestMoved = "latest_moved",
+    /// A server has read a checkpoint, and has not applied it.
+    CheckpointRead = "checkpoint_read",
     /// A coordinator has read the journal of another one.
     Resumed = "resumed",
 }

@@ -41,7 +41,7 @@ use std::ops::DerefMut;
 
 pub use kernels::Kernels;
 pub(crate) use kernels::Loops;
-pub use optimizer::OptimizerState;
+pub use optimizer::{Counters, OptimizerState};
 
 use self::passes::Pass;
 use crate::types::{DType, Op};

@@ -6,6 +6,7 @@
 //! averages of the values, `schedule` says the learning rate of a step.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use half::{bf16, f16};
 
@@ -22,6 +23,7 @@ mod matrix;
 mod muon;
 mod rmsprop;
 mod run;
+mod saved;
 mod schedule;
 mod sgd;
 mod terms;
@@ -31,8 +33,10 @@ use matrix::WORKING_ROWS;
 use run::{ROWS_MAX, Real, Run};
 use terms::Terms;
 
-/// What a rule keeps of a part beside its value.
-#[derive(Debug)]
+pub use saved::Counters;
+
+/// What a rule keeps of a part beside its value. A copy shares the numbers until one of the two changes.
+#[derive(Clone, Debug)]
 pub struct OptimizerState {
     rule: Rule,
     dtype: DType,
@@ -46,13 +50,13 @@ pub struct OptimizerState {
     kept: Kept,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 enum Kept {
-    F32(Numbers<f32>),
-    F64(Numbers<f64>),
+    F32(Arc<Numbers<f32>>),
+    F64(Arc<Numbers<f64>>),
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Numbers<R> {
     /// The elements of a half-size type in full; of another type none.
     masters: Vec<R>,
@@ -79,17 +83,26 @@ struct Block<'a, R> {
 /// Elements that are changed at a time: what they need stays in the first cache.
 const RUN: usize = 512;
 
-/// How many numbers an optimizer keeps for each element, beside a master.
-fn rows(rule: &Rule) -> usize {
+/// The row of Muon along which a step goes. It says nothing after the step.
+const SCRATCH: &str = "direction";
+
+/// The numbers that an optimizer keeps for each element, beside a master. Their names are PyTorch's, and those of checkpoints.
+fn rows(rule: &Rule) -> &'static [&'static str] {
+    let has = |setting| rule.setting(setting) != 0.0;
     match rule.optimizer() {
-        Optimizer::Sgd => usize::from(rule.setting("momentum") != 0.0),
-        Optimizer::Adam | Optimizer::AdamW | Optimizer::Adamax => 2,
-        // The momentum, and what a step goes along.
-        Optimizer::Muon => 2,
-        Optimizer::Adagrad | Optimizer::Lion => 1,
-        Optimizer::RmsProp => {
-            1 + usize::from(rule.setting("momentum") != 0.0) + usize::from(rule.setting("centered") != 0.0)
-        }
+        Optimizer::Sgd if has("momentum") => &["momentum_buffer"],
+        Optimizer::Sgd => &[],
+        Optimizer::Adam | Optimizer::AdamW => &["exp_avg", "exp_avg_sq"],
+        Optimizer::Adamax => &["exp_avg", "exp_inf"],
+        Optimizer::Muon => &["momentum_buffer", SCRATCH],
+        Optimizer::Adagrad => &["sum"],
+        Optimizer::Lion => &["exp_avg"],
+        Optimizer::RmsProp => match (has("centered"), has("momentum")) {
+            (false, false) => &["square_avg"],
+            (false, true) => &["square_avg", "momentum_buffer"],
+            (true, false) => &["square_avg", "grad_avg"],
+            (true, true) => &["square_avg", "grad_avg", "momentum_buffer"],
+        },
     }
 }
 
@@ -119,8 +132,8 @@ impl OptimizerState {
         assert!(rule.fits(elements as u64), "checked when the parameter was declared");
         let masters = if dtype.accumulator() == dtype { 0 } else { elements };
         let kept = match dtype.accumulator() {
-            DType::F64 => Kept::F64(Numbers::new(&rule, elements, masters)),
-            _ => Kept::F32(Numbers::new(&rule, elements, masters)),
+            DType::F64 => Kept::F64(Arc::new(Numbers::new(&rule, elements, masters))),
+            _ => Kept::F32(Arc::new(Numbers::new(&rule, elements, masters))),
         };
         Self { rule, dtype, elements, steps: 0, global_step: 0, is_new: true, kept }
     }
@@ -129,7 +142,7 @@ impl OptimizerState {
     pub fn bytes_of(rule: &Rule, dtype: DType, bytes: u64) -> u64 {
         let masters = usize::from(dtype.accumulator() != dtype);
         let working = if rule.optimizer().is_of_matrices() { WORKING_ROWS } else { 0 };
-        let rows = rows(rule) + average_rows(rule) + masters + working;
+        let rows = rows(rule).len() + average_rows(rule) + masters + working;
         bytes / dtype.bytes() * dtype.accumulator().bytes() * rows as u64
     }
 
@@ -159,10 +172,10 @@ impl OptimizerState {
         let Self { rule, dtype, steps, global_step, is_new, .. } = *self;
         let terms = (&rule, steps, global_step);
         let changed = match (&mut self.kept, dtype) {
-            (Kept::F32(numbers), DType::F16) => numbers.change::<f16>(kernels, terms, is_new, blocks),
-            (Kept::F32(numbers), DType::BF16) => numbers.change::<bf16>(kernels, terms, is_new, blocks),
-            (Kept::F32(numbers), _) => numbers.change::<f32>(kernels, terms, is_new, blocks),
-            (Kept::F64(numbers), _) => numbers.change::<f64>(kernels, terms, is_new, blocks),
+            (Kept::F32(numbers), DType::F16) => Arc::make_mut(numbers).change::<f16>(kernels, terms, is_new, blocks),
+            (Kept::F32(numbers), DType::BF16) => Arc::make_mut(numbers).change::<bf16>(kernels, terms, is_new, blocks),
+            (Kept::F32(numbers), _) => Arc::make_mut(numbers).change::<f32>(kernels, terms, is_new, blocks),
+            (Kept::F64(numbers), _) => Arc::make_mut(numbers).change::<f64>(kernels, terms, is_new, blocks),
         };
         assert_eq!(changed, self.elements, "the blocks are those of the part");
         self.is_new = false;
@@ -189,7 +202,7 @@ impl<R: Real> Numbers<R> {
         let row = vec![R::of(initial(rule)); elements];
         Self {
             masters: vec![R::default(); masters],
-            rows: vec![row; rows(rule)],
+            rows: vec![row; rows(rule).len()],
             averages: Averages::new(rule, elements),
         }
     }

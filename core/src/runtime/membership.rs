@@ -14,7 +14,9 @@ use crate::identity::{Credentials, Renewal};
 use crate::local::OwnThread;
 use crate::local::failpoint::{Failpoint, reach};
 use crate::transport::quic::control::{ControlEvent, ControlLink};
-use crate::types::{Answer, Ask, Done, Epoch, Holdings, NodeId, PartLayout, StepReport, TensorSpec, Time, WorkersKey};
+use crate::types::{
+    Answer, Ask, Done, Epoch, Holdings, NodeId, PartLayout, StepReport, TensorSpec, Time, WorkersKey, Written,
+};
 use crate::wire::frame::{Frame, Progress, Stall, Status};
 
 /// The membership of this process in a job: its connection to the coordinator, and the thread that drives it.
@@ -52,6 +54,7 @@ enum Input {
     Steps(StepReport),
     Holdings(Holdings),
     Restored(Epoch),
+    Obeyed { order: u64, outcome: Result<Written> },
     Stall(Stall),
     Saw { node: NodeId, pid: u32 },
     Leave,
@@ -167,6 +170,11 @@ impl Reporter {
     /// Tells the coordinator that servers have the sums that this worker was to restore in `epoch`.
     pub fn report_restored(&self, epoch: Epoch) {
         let _ = self.inputs.send(Input::Restored(epoch));
+    }
+
+    /// Tells the coordinator that this server has obeyed an order, or why it cannot.
+    pub fn report_obeyed(&self, order: u64, outcome: Result<Written>) {
+        let _ = self.inputs.send(Input::Obeyed { order, outcome });
     }
 
     /// Tells the coordinator that a round waits.
@@ -312,6 +320,7 @@ impl Driver {
                 reach(Failpoint::Restored);
                 self.member.report_restored(epoch);
             }
+            Input::Obeyed { order, outcome } => self.member.report_obeyed(order, outcome),
             Input::Stall(stall) => self.member.report_stall(stall),
             Input::Saw { node, pid } => self.member.report_end(node, pid),
             Input::Leave => self.member.leave(),
@@ -380,6 +389,7 @@ impl Driver {
             | MemberEvent::View(_)
             | MemberEvent::Ended { .. }
             | MemberEvent::Close(_)
+            | MemberEvent::Order(_)
             | MemberEvent::Forget { .. }
             | MemberEvent::Boundary { .. }
             | MemberEvent::Passed { .. }

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use super::{ClockKey, Fate, Mode, StoreAnswer, StoreAsk, WorkerSet};
+use super::{CheckpointAsk, Checkpointed, ClockKey, Fate, LoadAsk, Mode, SaveAsk, StoreAnswer, StoreAsk, WorkerSet};
 
 /// A worker has finished a round.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -54,6 +54,8 @@ pub enum Ask {
     Store(StoreAsk),
     /// To begin its next round.
     Tick(Tick),
+    /// To save or load a checkpoint.
+    Checkpoint(CheckpointAsk),
 }
 
 /// What an [`Ask`] is answered.
@@ -63,6 +65,8 @@ pub enum Answer {
     Store(StoreAnswer),
     /// By a clock.
     Ticked(Ticked),
+    /// By a checkpoint that is whole, or loaded.
+    Checkpointed(Checkpointed),
 }
 
 impl From<StoreAsk> for Ask {
@@ -76,7 +80,7 @@ impl Ask {
     pub fn is_change(&self) -> bool {
         match self {
             Self::Store(ask) => ask.is_change(),
-            Self::Tick(_) => true,
+            Self::Tick(_) | Self::Checkpoint(_) => true,
         }
     }
 
@@ -84,15 +88,17 @@ impl Ask {
     pub fn is_answered_by(&self, answer: &Answer) -> bool {
         match (self, answer) {
             (Self::Store(ask), Answer::Store(answer)) => ask.is_answered_by(answer),
-            (Self::Tick(_), Answer::Ticked(_)) => true,
-            (Self::Store(_), Answer::Ticked(_)) | (Self::Tick(_), Answer::Store(_)) => false,
+            (Self::Tick(_), Answer::Ticked(_)) | (Self::Checkpoint(_), Answer::Checkpointed(_)) => true,
+            (Self::Store(_) | Self::Tick(_) | Self::Checkpoint(_), _) => false,
         }
     }
 
     /// The same with so much time left to wait, if it waits.
     #[must_use]
     pub fn with_wait(mut self, left: Duration) -> Self {
-        if let Self::Store(StoreAsk::Get { wait: Some(wait), .. }) | Self::Tick(Tick { wait: Some(wait), .. }) =
+        if let Self::Store(StoreAsk::Get { wait: Some(wait), .. })
+        | Self::Tick(Tick { wait: Some(wait), .. })
+        | Self::Checkpoint(CheckpointAsk::Save(SaveAsk { wait, .. }) | CheckpointAsk::Load(LoadAsk { wait, .. })) =
             &mut self
         {
             *wait = left;
@@ -106,6 +112,8 @@ impl Ask {
             Self::Store(ask) => format!("key {key:?} of the store", key = ask.key()),
             Self::Tick(Tick { clock: name, leaves: true, .. }) => format!("leaving clock {name:?}"),
             Self::Tick(Tick { clock: name, round, .. }) => format!("round {round} of clock {name:?}"),
+            Self::Checkpoint(CheckpointAsk::Save(SaveAsk { path, .. })) => format!("saving a checkpoint in {path:?}"),
+            Self::Checkpoint(CheckpointAsk::Load(LoadAsk { path, .. })) => format!("loading a checkpoint of {path:?}"),
         }
     }
 }

@@ -2,6 +2,7 @@
 
 pub mod access;
 pub mod address;
+pub mod checkpoint;
 pub mod clock;
 pub mod codec_choice;
 pub mod codec_spec;
@@ -39,6 +40,9 @@ pub use crate::id::{
 };
 pub use access::{Access, Demand, Update};
 pub use address::{Address, Peer, Reach, Scheme};
+pub use checkpoint::{
+    CheckpointAsk, Checkpointed, ClockStep, LoadAsk, Missing, Order, Plan, SaveAsk, TableFile, Task, Written,
+};
 pub use clock::{Answer, Ask, Closing, Tick, Ticked};
 pub use codec_choice::CodecChoice;
 pub use codec_spec::{CodecSpec, Encoding};

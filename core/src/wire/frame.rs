@@ -5,10 +5,12 @@ use std::time::Duration;
 
 use crate::error::{Error, Result};
 use crate::types::{
-    Closing, Epoch, Holdings, NodeId, PartId, PartLayout, Passage, Process, Round, StepReport, StoreAnswer, StoreAsk,
-    SumId, TensorKey, TensorSpec, Tick, Ticked, Time, View, WorkerId, WorkersKey,
+    CheckpointAsk, Checkpointed, Closing, Epoch, Holdings, NodeId, Order, PartId, PartLayout, Passage, Process, Round,
+    StepReport, StoreAnswer, StoreAsk, SumId, TensorKey, TensorSpec, Tick, Ticked, Time, View, WorkerId, WorkersKey,
+    Written,
 };
 
+mod checkpoint;
 mod clock;
 mod encoding;
 mod fields;
@@ -68,6 +70,20 @@ pub enum Frame {
         request: u64,
         /// Which round.
         tick: Tick,
+    },
+    /// To save or load a checkpoint; answered by [`Frame::Checkpointed`] with the same `request`. Repeating it is harmless.
+    Checkpoint {
+        /// Chosen by the sender, unique within its incarnation.
+        request: u64,
+        /// What it asks.
+        ask: CheckpointAsk,
+    },
+    /// A server has obeyed an order, or cannot. Repeating it is harmless.
+    Obeyed {
+        /// The number of the order.
+        order: u64,
+        /// What it has written or read, or why not.
+        outcome: Result<Written>,
     },
     /// What this worker says of its steps. It is said again on each new connection. Repeating it is harmless.
     Steps(StepReport),
@@ -159,6 +175,15 @@ pub enum Frame {
         /// This worker may begin its next round, or why not.
         outcome: Result<Ticked>,
     },
+    /// Answers a request about a checkpoint.
+    Checkpointed {
+        /// The number of the request.
+        request: u64,
+        /// The checkpoint is whole, or loaded, or why not.
+        outcome: Result<Checkpointed>,
+    },
+    /// To servers: do this for a checkpoint; answered by [`Frame::Obeyed`]. May be repeated after a reconnection.
+    Order(Order),
     /// To servers: a round of a clock is closed. May be repeated after a reconnection.
     Close(Closing),
     /// To workers: the membership is to change at a boundary. A worker begins no further step than `limit` from now on, and answers with

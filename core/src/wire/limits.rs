@@ -1,7 +1,7 @@
 //! Limits on what a peer may ask for. Every length is checked against one of them before memory is allocated.
 
 use crate::error::{Error, Result};
-use crate::types::{Address, Ask, StoreAsk, TensorSpec, WorkerSet};
+use crate::types::{Address, Ask, CheckpointAsk, LoadAsk, SaveAsk, StoreAsk, TensorSpec, WorkerSet};
 
 /// Bytes of a tensor's name.
 pub const NAME_BYTES_MAX: usize = 256;
@@ -33,6 +33,12 @@ pub const TEXT_BYTES_MAX: usize = 4_096;
 pub const CERTIFICATE_BYTES_MAX: usize = 4_096;
 /// Bytes of an error that follows a header: the body of a reject or of a withdrawal.
 pub const REJECT_BYTES_MAX: u64 = 64 << 10;
+/// Clocks of one job.
+pub const CLOCKS_MAX: usize = 4_096;
+/// Bytes of the path of a checkpoint.
+pub const CHECKPOINT_PATH_BYTES_MAX: usize = 4_096;
+/// Bytes of the notes that are saved with a checkpoint.
+pub const NOTES_BYTES_MAX: usize = 64 << 10;
 /// Barriers at which one worker waits at once.
 pub const BARRIERS_MAX: usize = 64;
 /// Bytes of a key of the store. Libraries put prefixes of prefixes before their keys.
@@ -74,12 +80,14 @@ pub fn check_name(what: &str, name: &str) -> Result<()> {
 /// Checks that a request to the store, or to a clock, can be sent.
 ///
 /// # Errors
-/// As [`check_store_ask`]; [`Error::InvalidArgument`] for a clock without a name or with a long one, a mode that has no meaning, round 0, and a
-/// tick that does not wait for the end of its round.
+/// As [`check_store_ask`]; [`Error::InvalidArgument`] for a clock without a name or with a long one, a mode that has no meaning, round 0, a
+/// tick that does not wait for the end of its round, and a path of a checkpoint that is empty or too long; [`Error::Exhausted`] for long
+/// notes.
 pub fn check_ask(ask: &Ask) -> Result<()> {
     let tick = match ask {
         Ask::Store(ask) => return check_store_ask(ask),
         Ask::Tick(tick) => tick,
+        Ask::Checkpoint(ask) => return check_checkpoint_ask(ask),
     };
     check_name("a clock", &tick.clock)?;
     tick.mode.check()?;
@@ -95,6 +103,33 @@ pub fn check_ask(ask: &Ask) -> Result<()> {
         }
         _ => Ok(()),
     }
+}
+
+fn check_checkpoint_ask(ask: &CheckpointAsk) -> Result<()> {
+    let (path, notes) = match ask {
+        CheckpointAsk::Save(SaveAsk { keep: Some(0), .. }) => {
+            return Err(Error::InvalidArgument {
+                what: "keeping 0 checkpoints".to_owned(),
+                hint: "keep at least the one that is saved".to_owned(),
+            });
+        }
+        CheckpointAsk::Save(SaveAsk { path, notes, .. }) => (path, notes.len()),
+        CheckpointAsk::Load(LoadAsk { path, .. }) => (path, 0),
+    };
+    if path.is_empty() || path.len() > CHECKPOINT_PATH_BYTES_MAX || path.contains('\0') {
+        return Err(Error::InvalidArgument {
+            what: format!("a path of a checkpoint of {} bytes", path.len()),
+            hint: format!("give a directory, in 1 to {CHECKPOINT_PATH_BYTES_MAX} bytes and without a NUL"),
+        });
+    }
+    if notes > NOTES_BYTES_MAX {
+        return Err(Error::Exhausted {
+            what: format!("{notes} bytes of notes of a checkpoint"),
+            limit: format!("{NOTES_BYTES_MAX} bytes"),
+            hint: "keep large values in parameters, or in files of your own".to_owned(),
+        });
+    }
+    Ok(())
 }
 
 /// Checks that a request to the store can be sent. The sender checks first, because a frame that the reader refuses costs the connection.

@@ -63,6 +63,7 @@ impl Failure {
             GradlaneStatus::Cancelled => 1,
             GradlaneStatus::InvalidArgument => 3,
             GradlaneStatus::DeadlineExceeded | GradlaneStatus::Unresponsive => 4,
+            GradlaneStatus::NotFound => 5,
             GradlaneStatus::AlreadyExists => 6,
             GradlaneStatus::ResourceExhausted => 8,
             GradlaneStatus::FailedPrecondition => 9,

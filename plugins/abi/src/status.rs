@@ -36,6 +36,8 @@ pub enum GradlaneStatus {
     Internal = 13,
     /// The engine of this process does not end the operation, because its threads are stuck. The memory of the operation stays in use.
     Unresponsive = 14,
+    /// What was asked for by its name is not there.
+    NotFound = 15,
 }
 
 /// The description of an error. The structure and the text belong to the caller. The library writes to them only during the call that gets

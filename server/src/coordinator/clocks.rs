@@ -12,7 +12,10 @@ use std::time::Duration;
 
 use gradlane_core::cluster::ticks;
 use gradlane_core::error::{Error, Result};
-use gradlane_core::types::{ClockKey, Closing, Fate, Mode, Pace, Quorum, Tick, Ticked, Time, WorkerId, WorkerSet};
+use gradlane_core::types::{
+    ClockKey, ClockStep, Closing, Fate, Mode, Pace, Quorum, Tick, Ticked, Time, WorkerId, WorkerSet,
+};
+use gradlane_core::wire::limits::CLOCKS_MAX;
 
 use super::lately::Lately;
 
@@ -24,6 +27,8 @@ pub(crate) struct Clocks {
     /// Those that have left the job in order.
     gone: WorkerSet,
     clocks: BTreeMap<String, Clock>,
+    /// Of each clock, what is added to its rounds to make the global step, modulo 2^64, since a checkpoint was loaded.
+    bases: BTreeMap<ClockKey, u64>,
     /// The rounds that were closed lately, for servers that may have missed it.
     told: Lately<Closing>,
 }
@@ -43,12 +48,11 @@ pub(crate) struct Turn {
     pub(crate) closed: Vec<Closing>,
 }
 
-/// The most clocks of a job.
-const CLOCKS_MAX: usize = 4096;
-
 #[derive(Debug)]
 struct Clock {
     mode: Mode,
+    /// What is added to its rounds to make the global step, modulo 2^64.
+    base: u64,
     /// Whose mode it is.
     said_by: WorkerId,
     /// The rounds that each worker has finished. Workers that have not ticked it yet are absent, and at 0.
@@ -76,7 +80,13 @@ impl Clocks {
     /// No clocks, in a job with the workers of ranks 0 to `workers`. A server that was away for `remember` is given up.
     pub(crate) fn new(workers: u32, remember: Duration) -> Self {
         let due = (0..workers).map(WorkerId).collect();
-        Self { due, gone: WorkerSet::default(), clocks: BTreeMap::new(), told: Lately::new(remember) }
+        Self {
+            due,
+            gone: WorkerSet::default(),
+            clocks: BTreeMap::new(),
+            bases: BTreeMap::new(),
+            told: Lately::new(remember),
+        }
     }
 
     /// A worker has finished a round, perhaps not for the first time.
@@ -86,7 +96,8 @@ impl Clocks {
         if is_full {
             return Turn::refusal(worker, request, too_many(&name));
         }
-        let clock = self.clocks.entry(name.clone()).or_insert_with(|| Clock::new(mode, worker));
+        let base = mode.clock.and_then(|clock| self.bases.get(&clock)).copied().unwrap_or_default();
+        let clock = self.clocks.entry(name.clone()).or_insert_with(|| Clock::new(mode, base, worker));
         if leaves {
             return self.leave_one(now, worker, request, &name, mode);
         }
@@ -158,6 +169,30 @@ impl Clocks {
         turns.fold(Turn::default(), Turn::and)
     }
 
+    /// The global step of each clock.
+    pub(crate) fn steps(&self) -> Vec<ClockStep> {
+        let at = |clock: &Clock| Some(ClockStep { clock: clock.mode.clock?, step: clock.step() });
+        self.clocks.values().filter_map(at).collect()
+    }
+
+    /// Clocks go on from these global steps. Returns of each what is added to its rounds for that, modulo 2^64.
+    pub(crate) fn go_back(&mut self, steps: &[ClockStep]) -> Vec<ClockStep> {
+        let progress =
+            |key| self.clocks.values().find(|clock| clock.mode.clock == Some(key)).map_or(0, Clock::progress);
+        let base = |at: &ClockStep| ClockStep { clock: at.clock, step: at.step.wrapping_sub(progress(at.clock)) };
+        let bases: Vec<ClockStep> = steps.iter().map(base).collect();
+        self.add_to_rounds(&bases);
+        bases
+    }
+
+    /// As [`go_back`](Self::go_back), with what is added.
+    pub(crate) fn add_to_rounds(&mut self, bases: &[ClockStep]) {
+        self.bases = bases.iter().map(|base| (base.clock, base.step)).collect();
+        for clock in self.clocks.values_mut() {
+            clock.base = clock.mode.clock.and_then(|key| self.bases.get(&key)).copied().unwrap_or_default();
+        }
+    }
+
     /// Another coordinator goes on with the job: workers that still wait say so again, with the time that they have left.
     pub(crate) fn wait_again(&mut self) {
         self.clocks.values_mut().for_each(|clock| clock.waiting.clear());
@@ -190,7 +225,7 @@ impl Clocks {
 
     /// Closes the round of a clock if its workers are there, and answers whom nobody holds up any more.
     fn advance(&mut self, now: Time, name: &str) -> Turn {
-        let Self { due, gone, clocks, told } = self;
+        let Self { due, gone, clocks, told, .. } = self;
         let clock = clocks.get_mut(name).expect("it was ticked");
         // Who has no more rounds is no loss.
         let members = due.iter().chain(gone.iter()).collect::<WorkerSet>().len();
@@ -220,10 +255,11 @@ impl Clocks {
 }
 
 impl Clock {
-    fn new(mode: Mode, said_by: WorkerId) -> Self {
+    fn new(mode: Mode, base: u64, said_by: WorkerId) -> Self {
         let (finished, waiting) = (BTreeMap::new(), BTreeMap::new());
         Self {
             mode,
+            base,
             said_by,
             finished,
             ticks: 0,
@@ -245,7 +281,7 @@ impl Clock {
             if round <= self.closed {
                 // A worker that was in the round hears so again.
                 let fate = if finished == round { Fate::Accepted } else { Fate::DroppedLate };
-                return Ok(Some(Ticked { round: self.closed, step: self.closed, ahead: 0, fate }));
+                return Ok(Some(Ticked { round: self.closed, step: self.step(), ahead: 0, fate }));
             }
             if round > self.closed + 1 {
                 return Err(ticks::out_of_order(name, worker, round, self.closed));
@@ -308,16 +344,29 @@ impl Clock {
         due.iter().map(|worker| self.finished_by(worker)).min().unwrap_or_default()
     }
 
+    /// The global step.
+    fn step(&self) -> u64 {
+        self.base.wrapping_add(self.progress())
+    }
+
+    /// The steps since it was begun.
+    fn progress(&self) -> u64 {
+        match self.mode.pace {
+            Pace::Rounds { .. } => self.closed,
+            Pace::Async | Pace::Ssp { .. } => self.ticks,
+        }
+    }
+
     fn finished_by(&self, worker: WorkerId) -> u64 {
         self.finished.get(&worker).copied().unwrap_or_default()
     }
 
     fn ticked(&self, worker: WorkerId, due: &WorkerSet) -> Ticked {
         match self.mode.pace {
-            Pace::Rounds { .. } => Ticked { round: self.closed, step: self.closed, ahead: 0, fate: Fate::Accepted },
+            Pace::Rounds { .. } => Ticked { round: self.closed, step: self.step(), ahead: 0, fate: Fate::Accepted },
             Pace::Async | Pace::Ssp { .. } => {
                 let (round, ahead) = (self.finished_by(worker), self.ahead(worker, due));
-                Ticked { round, step: self.ticks, ahead, fate: Fate::Accepted }
+                Ticked { round, step: self.step(), ahead, fate: Fate::Accepted }
             }
         }
     }

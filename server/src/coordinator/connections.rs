@@ -141,6 +141,11 @@ impl Connections {
         self.commands.push_back(Command::Certify { link });
     }
 
+    /// The driver does this with files.
+    pub(super) fn disk(&mut self, disk: super::Disk) {
+        self.commands.push_back(Command::Disk(disk));
+    }
+
     /// The worker at the other end gets the key of the workers.
     pub(super) fn share_key(&mut self, link: LinkId) {
         self.commands.push_back(Command::ShareKey { link });

@@ -14,7 +14,6 @@ use gradlane_core::config::Config;
 use gradlane_core::identity::{Authority, Credentials};
 use gradlane_core::local::OwnThread;
 use gradlane_core::local::failpoint::{Failpoint, reach};
-use gradlane_core::local::private_file::{self, IfOpen};
 use gradlane_core::metrics::CoordinatorMetrics;
 use gradlane_core::runtime::exporter::{Exporter, Exposure};
 use gradlane_core::runtime::{Clock, Heard, Inputs, process};
@@ -24,8 +23,9 @@ use gradlane_core::types::{JoinString, LinkId, Phase, Role, Time, WorkersKey};
 use gradlane_core::wire::frame::{Frame, Status};
 use gradlane_core::{Error, Result};
 
-use super::{Command, Coordinator, CoordinatorConfig, Event, Record};
+use super::{Command, Coordinator, CoordinatorConfig, Event, Found};
 
+mod disk;
 pub(crate) mod journal;
 mod log;
 mod probe;
@@ -33,7 +33,8 @@ mod questions;
 mod stepping_down;
 pub(crate) mod term;
 
-use journal::Journal;
+use disk::Files;
+use journal::{Journal, kept};
 use probe::Probe;
 use questions::Questions;
 
@@ -65,6 +66,11 @@ enum Input {
         cause: String,
     },
     Status(Sender<Status>),
+    /// Work on files is done, of the save or load with this number.
+    Disk {
+        number: u64,
+        outcome: Result<Found>,
+    },
     /// For this cause; without one the job is left to the next coordinator.
     Stop(Option<Error>),
 }
@@ -121,7 +127,12 @@ impl CoordinatorNode {
 
         let end = Arc::new(End::default());
         let probe = Arc::new(Probe::new(&machine, listener.enrolments_refused()));
+        let (told, life) = (inputs.clone(), join.ca_hash.map(|byte| format!("{byte:02x}")).concat());
+        let files = Files::start(config.checkpoint_dir.clone(), life, move |number, outcome| {
+            let _ = told.send(Input::Disk { number, outcome });
+        })?;
         let mut driver = Driver {
+            files,
             machine: coordinator,
             journal,
             clock,
@@ -250,6 +261,7 @@ const LOCK: &str = "nobody panics while holding it";
 
 struct Driver {
     machine: Coordinator,
+    files: Files,
     /// With a state directory.
     journal: Option<Journal>,
     clock: Clock,
@@ -302,6 +314,7 @@ impl Driver {
                 Heard::Input(Input::Status(reply)) => {
                     let _ = reply.send(self.machine.status(now));
                 }
+                Heard::Input(Input::Disk { number, outcome }) => self.machine.handle_disk(number, outcome),
                 Heard::Input(Input::Stop(None)) if self.steps_down() => return,
                 Heard::Input(Input::Stop(cause)) => {
                     cause.into_iter().for_each(|cause| self.machine.stop(now, cause));
@@ -338,7 +351,7 @@ impl Driver {
                 Input::Status(reply) => {
                     let _ = reply.send(self.machine.status(self.now()));
                 }
-                Input::Death { .. } => {}
+                Input::Death { .. } | Input::Disk { .. } => {}
             }
             self.drain();
         }
@@ -438,6 +451,7 @@ impl Driver {
                 Command::Certify { link } => self.listener.certify(link),
                 Command::ShareKey { link } => self.listener.send(link, Frame::WorkersKey(self.workers_key.clone())),
                 Command::Journal(record) => self.journal.iter_mut().for_each(|journal| journal.add(&record)),
+                Command::Disk(disk) => self.files.begin(disk),
                 Command::Event(Event::Finished(outcome)) => {
                     let outcome = match self.form_again() {
                         Ok(true) => continue,
@@ -461,19 +475,6 @@ impl Driver {
         }
         ended
     }
-}
-
-/// The journal in this directory, with the records of the job that is to go on: those of a coordinator whose secrets are still there.
-fn kept(dir: &Path, resumes: bool) -> Result<(Journal, Vec<Record>)> {
-    private_file::directory(dir, IfOpen::Refuse)?;
-    let mut journal = Journal::open(dir)?;
-    if resumes && Authority::is_kept(dir) {
-        let records = journal.resume()?;
-        reach(Failpoint::Resumed);
-        return Ok((journal, records));
-    }
-    journal.begin()?;
-    Ok((journal, Vec::new()))
 }
 
 /// Where a coordinator is that has told a member this.

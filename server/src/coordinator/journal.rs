@@ -10,7 +10,7 @@
 use std::time::Duration;
 
 use gradlane_core::error::{Error, Result};
-use gradlane_core::types::{Incarnation, NodeId, Role, Time, View};
+use gradlane_core::types::{ClockKey, ClockStep, Incarnation, NodeId, Role, Time, View};
 use gradlane_core::wire::Frame;
 
 use super::roster::{Identity, Size};
@@ -47,6 +47,8 @@ pub(super) enum Entry {
     Before { left: u32, lost: Vec<String> },
     /// The key-value store had this when the job formed again.
     Kept { key: String, value: Vec<u8> },
+    /// The values of the job are those of a checkpoint, and this is added to the rounds of its clocks.
+    WentBack { bases: Vec<ClockStep> },
     /// What this life of a member hears if it has missed that the job forms again.
     Farewell { member: Identity, life: Incarnation, frame: Frame },
 }
@@ -85,6 +87,7 @@ impl Record {
             | Entry::Gone { .. }
             | Entry::Before { .. }
             | Entry::Kept { .. }
+            | Entry::WentBack { .. }
             | Entry::Farewell { .. } => None,
         }
     }
@@ -155,6 +158,13 @@ impl Record {
                 bytes.push(code::KEPT);
                 put(&mut bytes, key.as_bytes());
                 put(&mut bytes, value);
+            }
+            Entry::WentBack { bases } => {
+                bytes.push(code::WENT_BACK);
+                for ClockStep { clock, step } in bases {
+                    bytes.extend(clock.0.to_le_bytes());
+                    bytes.extend(step.to_le_bytes());
+                }
             }
             Entry::Farewell { member, life, frame } => {
                 bytes.push(code::FAREWELL);
@@ -229,6 +239,13 @@ fn read(rest: &mut &[u8]) -> Option<Result<Entry>> {
             let key = String::from_utf8(read_bytes(rest)?.to_vec()).ok()?;
             Entry::Kept { key, value: read_bytes(rest)?.to_vec() }
         }
+        code::WENT_BACK => {
+            let mut bases = Vec::new();
+            while !rest.is_empty() {
+                bases.push(ClockStep { clock: ClockKey(read_u64(rest)?), step: read_u64(rest)? });
+            }
+            Entry::WentBack { bases }
+        }
         code::FAREWELL => {
             let (member, life) =
                 (read_member(rest)?, Incarnation(u128::from_le_bytes(take(rest, 16)?.try_into().ok()?)));
@@ -260,6 +277,7 @@ mod code {
     pub(super) const BEFORE: u8 = 12;
     pub(super) const TAKEN_UP: u8 = 13;
     pub(super) const WOKE_UP: u8 = 14;
+    pub(super) const WENT_BACK: u8 = 15;
 }
 
 fn put(bytes: &mut Vec<u8>, content: &[u8]) {
@@ -296,8 +314,12 @@ fn read_count(rest: &mut &[u8]) -> Option<u32> {
     Some(u32::from_le_bytes(take(rest, 4)?.try_into().ok()?))
 }
 
+fn read_u64(rest: &mut &[u8]) -> Option<u64> {
+    Some(u64::from_le_bytes(take(rest, 8)?.try_into().ok()?))
+}
+
 fn read_time(rest: &mut &[u8]) -> Option<Time> {
-    let nanos = u64::from_le_bytes(take(rest, 8)?.try_into().ok()?);
+    let nanos = read_u64(rest)?;
     // A machine adds timeouts to its times.
     if nanos < TIME_MAX.as_nanos() as u64 { Some(Time(nanos)) } else { None }
 }
@@ -370,6 +392,7 @@ mod tests {
             Entry::WokeUp { at: Time(7) },
             Entry::Came { at: Time(5), waiting: Size { workers: 2, servers: 1 } },
             Entry::Gone { waiting: Size { workers: 1, servers: 0 } },
+            Entry::WentBack { bases: vec![ClockStep { clock: ClockKey(7), step: 9 }] },
             Entry::Before { left: 1, lost: vec!["worker 2".to_owned(), String::new()] },
         ];
         let asked = samples::frames().into_iter().filter(lasts).map(said);

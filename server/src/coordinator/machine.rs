@@ -10,6 +10,7 @@ use gradlane_core::wire::{Frame, limits};
 
 use super::barrier::Barriers;
 use super::boundaries::Boundaries;
+use super::checkpoints::Checkpoints;
 use super::clocks::Clocks;
 use super::connections::{Connections, Link};
 use super::endings::{Endings, Waiting};
@@ -19,13 +20,14 @@ use super::missed::Missed;
 use super::newcomers::Newcomers;
 use super::recovery::Recovery;
 use super::registry::Registry;
-use super::roster::{Change, Identity, Line, Roster, Seat, Size};
+use super::roster::{Identity, Line, Roster, Seat, Size};
 use super::stage::Stage;
 use super::stall::Stalls;
 use super::store::Store;
 use super::verdict::Lost;
 use super::{Command, CoordinatorConfig, Event, questions};
 
+mod checkpointing;
 mod counting;
 mod declaring;
 mod holding;
@@ -67,6 +69,7 @@ pub struct Coordinator {
     failure_detector: FailureDetector,
     barriers: Barriers,
     clocks: Clocks,
+    checkpoints: Checkpoints,
     boundaries: Boundaries,
     /// What the workers were told last of a boundary.
     last_passed: Option<Frame>,
@@ -109,6 +112,7 @@ impl Coordinator {
             failure_detector: FailureDetector::new(config.suspect_timeout, config.dead_timeout),
             barriers: Barriers::new(config.workers, config.defect),
             clocks: Clocks::new(config.workers, told_for(&config)),
+            checkpoints: Checkpoints::default(),
             boundaries: Boundaries::new(
                 config.boundary_timeout,
                 config.leave_grace,
@@ -150,6 +154,7 @@ impl Coordinator {
                 let asked = [
                     self.barriers.poll_timeout(),
                     self.clocks.poll_timeout(),
+                    self.checkpoints.poll_timeout(),
                     self.store.poll_timeout(),
                     self.boundaries.poll_timeout(),
                 ];
@@ -241,6 +246,10 @@ impl Coordinator {
                 self.handle_barrier(now, link, identity, request, name, timeout);
             }
             (Frame::Tick { request, tick }, Some(identity)) => self.handle_tick(now, link, identity, request, tick),
+            (Frame::Checkpoint { request, ask }, Some(identity)) => {
+                self.handle_checkpoint(now, link, identity, request, ask);
+            }
+            (Frame::Obeyed { order, outcome }, Some(identity)) => self.handle_obeyed(link, identity, order, outcome),
             (Frame::Store { request, ask }, Some(identity)) => self.handle_store(now, link, identity, request, ask),
             (Frame::Steps(report), Some(identity)) => self.handle_steps(now, link, identity, report),
             (Frame::Holdings(holdings), Some(identity)) => self.handle_holdings(now, identity, holdings),
@@ -261,6 +270,8 @@ impl Coordinator {
                 | Frame::BarrierDone { .. }
                 | Frame::StoreDone { .. }
                 | Frame::Ticked { .. }
+                | Frame::Checkpointed { .. }
+                | Frame::Order(_)
                 | Frame::Close(_)
                 | Frame::Boundary { .. }
                 | Frame::Passed { .. }
@@ -325,6 +336,8 @@ impl Coordinator {
         self.answer(answers);
         let late = self.clocks.expire(now);
         self.tell_ticked(late);
+        let late = self.checkpoints.expire(now);
+        self.turn_checkpoints(late);
         let replies = self.store.expire(now);
         self.reply(replies);
         self.expire_steps(now);
@@ -443,6 +456,8 @@ impl Coordinator {
             self.answer(answers);
             let failed = self.clocks.fail_all(cause);
             self.tell_ticked(failed);
+            let failed = self.checkpoints.fail(cause);
+            self.turn_checkpoints(failed);
             let replies = self.store.fail_all(cause);
             self.reply(replies);
         }
@@ -465,32 +480,8 @@ impl Coordinator {
             self.stage = Stage::Finished { outcome: outcome.clone() };
         }
     }
-
-    /// A member keeps its key and its role as long as it is one, so its next certificate is a matter of the job's authority alone.
-    fn handle_renewal(&mut self, link: LinkId, identity: Identity) {
-        match questions::renewal(&self.stage, &self.roster, identity) {
-            Ok(()) => self.connections.certify(link),
-            Err(error) => self.connections.send(link, Frame::Renewed { outcome: Err(error) }),
-        }
-    }
-
-    /// The connection of a member ended with `error`. It keeps its seat, unless the job still forms.
-    pub(super) fn hold_seat(&mut self, identity: Identity, error: Error) {
-        match self.stage {
-            Stage::Forming { .. } => {
-                self.roster.apply(Change::Free(identity));
-            }
-            Stage::Running | Stage::Closing { .. } | Stage::Finished { .. } => {
-                self.write_down(Entry::Down(identity));
-                if let Some(seat) = self.roster.seat_mut(identity) {
-                    seat.line = Line::Down(error);
-                }
-            }
-        }
-    }
 }
 
-/// What a job of so many workers remembers of names that ended.
 /// How long servers are told what they may have missed: twice as long as they may be away, because the end of a connection may be noticed late.
 fn told_for(config: &CoordinatorConfig) -> std::time::Duration {
     config.dead_timeout * 2

@@ -43,6 +43,7 @@ use gradlane_core::wire::frame::{Names, Stall};
 mod barrier;
 mod boundaries;
 mod census;
+mod checkpoints;
 pub(crate) mod clocks;
 mod connections;
 pub mod driver;
@@ -68,6 +69,7 @@ mod joint;
 mod specification;
 
 pub use census::{Census, Life};
+pub use checkpoints::{Disk, DiskTask, Found};
 pub use journal::Record;
 pub use machine::Coordinator;
 pub use verdict::Policy;
@@ -185,6 +187,8 @@ pub enum Command {
     },
     /// Write down this record. It must be kept before any later command is carried out that tells somebody something.
     Journal(Record),
+    /// Work with the files of a checkpoint. Its outcome goes to [`Coordinator::handle_disk`].
+    Disk(Disk),
     /// An event for the log and the exit code.
     Event(Event),
 }

@@ -13,6 +13,8 @@ use gradlane_core::types::{
 };
 use gradlane_core::wire::limits;
 
+use super::checkpoints::Parameters;
+
 /// Every tensor that was declared.
 #[derive(Debug)]
 pub(super) struct Registry {
@@ -65,6 +67,15 @@ impl Registry {
     /// Whether servers keep the value of a tensor.
     pub(super) fn has_parameters(&self) -> bool {
         self.tensors.values().any(|entry| entry.spec.kind.is_parameter())
+    }
+
+    /// The tensors that servers keep, but for those that failed, and their parts.
+    pub(super) fn parameters(&self) -> Parameters {
+        let kept = self.tensors.values().filter(|entry| entry.spec.kind.is_parameter() && entry.failed.is_none());
+        let tensors: Vec<TensorSpec> = kept.map(|entry| entry.spec.clone()).collect();
+        let parts = tensors.iter().flat_map(|tensor| self.layouter.parts_of(tensor.key()));
+        let parts: BTreeMap<PartId, PartLayout> = parts.map(|layout| (layout.part, layout.clone())).collect();
+        Parameters { tensors, parts: parts.into_values().collect() }
     }
 
     /// The tensors and the server of each part.

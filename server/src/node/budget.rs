@@ -86,6 +86,22 @@ impl Budget {
         Err(Error::Exhausted { what: "memory of the server for tensors".to_owned(), limit, hint: HINT.to_owned() })
     }
 
+    /// Books `bytes` for what can as well be done later, or not at all.
+    ///
+    /// # Errors
+    /// [`Error::Exhausted`].
+    pub(super) fn reserve(&mut self, bytes: u64) -> Result<()> {
+        if self.fits(bytes) {
+            self.booked += bytes;
+            return Ok(());
+        }
+        Err(Error::Exhausted {
+            what: format!("{} more memory of a server, for a checkpoint beside its values", print_bytes(bytes)),
+            limit: print_bytes(self.bytes_max),
+            hint: "raise server_bytes_max on the servers, or add servers".to_owned(),
+        })
+    }
+
     /// A shortage to report, at most one an interval.
     pub(super) fn shortage(&mut self) -> Option<Shortage> {
         self.unreported.take()

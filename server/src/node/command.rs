@@ -2,13 +2,15 @@
 
 use gradlane_core::codec;
 use gradlane_core::codec::feedback::Start;
-use gradlane_core::error::Error;
-use gradlane_core::types::{CodecSpec, DType, ExchangeId, LinkId, Op, PartId, Round, WorkerId};
+use gradlane_core::error::{Error, Result};
+use gradlane_core::types::{CodecSpec, DType, ExchangeId, LinkId, Op, PartId, Round, WorkerId, Written};
 use gradlane_core::wire::frame::Stall;
 use gradlane_core::wire::{About, Body, Sum};
 
+mod archive;
 mod parameter;
 
+pub use self::archive::{Archive, Archived, Errand};
 pub use self::parameter::{Change, ValueStep, ValueUpload};
 
 /// The sum of one round of one part, from its first byte to its last reader.
@@ -65,6 +67,16 @@ pub enum Command {
     Short {
         /// The figures.
         shortage: Shortage,
+    },
+    /// Write parts to a checkpoint, or read them. The steps that freeze the parts come after this command. Its outcome goes to
+    /// [`Node::handle_archived`](super::machine::Node::handle_archived).
+    Archive(Archive),
+    /// Tell the coordinator what became of its order.
+    Obeyed {
+        /// The number of the order.
+        order: u64,
+        /// What was written or read, or why not.
+        outcome: Result<Written>,
     },
     /// Tell the coordinator that a round waits.
     Stalled {
@@ -127,6 +139,9 @@ impl Work {
                     | ValueStep::Merge { .. }
                     | ValueStep::Forget { .. }
                     | ValueStep::Answer { .. }
+                    | ValueStep::Freeze { .. }
+                    | ValueStep::Restore { .. }
+                    | ValueStep::Unread
                     | ValueStep::Drop,
                 ..
             } => None,
@@ -157,6 +172,9 @@ impl Work {
                     | ValueStep::Keep { .. }
                     | ValueStep::Merge { .. }
                     | ValueStep::Forget { .. }
+                    | ValueStep::Freeze { .. }
+                    | ValueStep::Restore { .. }
+                    | ValueStep::Unread
                     | ValueStep::Drop,
                 ..
             } => None,

@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -24,6 +25,7 @@ use gradlane_core::wire::Request;
 use gradlane_core::wire::frame::{Progress, Stall};
 
 use crate::node::accumulator::SumResources;
+use crate::node::archive::{Archivist, Done};
 use crate::node::command::{Command, Receipt, Route, Shortage, Step, Work};
 use crate::node::config::NodeConfig;
 use crate::node::lanes::{Job, Outlets, SumLanes, Told, inline_bytes_max};
@@ -47,6 +49,7 @@ pub(crate) struct DataPlane {
     /// Notified when the server ends, and while it drains when nothing is open any more.
     ended: Condvar,
     lanes: OnceLock<SumLanes>,
+    archivist: OnceLock<Archivist>,
     listener: OnceLock<Listener>,
     timer: OnceLock<Timer>,
     /// Where stalls are reported.
@@ -57,14 +60,22 @@ pub(crate) struct DataPlane {
 
 impl DataPlane {
     /// A data plane without a listener: see [`DataPlane::attach`].
-    pub(crate) fn new(config: NodeConfig, sum_threads: NonZeroUsize, pool: Pool, clock: Clock) -> Result<Arc<Self>> {
+    ///
+    /// Checkpoints are below `checkpoint_dir`.
+    pub(crate) fn new(
+        config: NodeConfig,
+        sum_threads: NonZeroUsize,
+        pool: Pool,
+        clock: Clock,
+        checkpoint_dir: Option<PathBuf>,
+    ) -> Result<Arc<Self>> {
         let kernels = Kernels::detect();
         let stats = Arc::new(ServerMetrics::default());
         let copies = Copies::counted_in(&stats.copied_bytes);
         let resources = SumResources { kernels, pool: pool.clone(), copies, defect: config.defect };
         let plane = Arc::new(Self {
             clock,
-            pool,
+            pool: pool.clone(),
             probe: Arc::new(Probe::new(&stats)),
             stats,
             node: Mutex::new(Node::new(config)),
@@ -73,12 +84,13 @@ impl DataPlane {
             routes: Mutex::new(BTreeMap::new()),
             ended: Condvar::new(),
             lanes: OnceLock::new(),
+            archivist: OnceLock::new(),
             listener: OnceLock::new(),
             timer: OnceLock::new(),
             reporter: OnceLock::new(),
             broken: OnceLock::new(),
         });
-        let (sender, listener) = (Arc::downgrade(&plane), Arc::downgrade(&plane));
+        let (sender, listener, freezer) = (Arc::downgrade(&plane), Arc::downgrade(&plane), Arc::downgrade(&plane));
         let outlets = Outlets {
             send: Box::new(move |outgoing| {
                 if let Some(plane) = sender.upgrade() {
@@ -98,6 +110,11 @@ impl DataPlane {
                     plane.guard(|| plane.hear(told));
                 }
             }),
+            archive: Box::new(move |order, part, frozen| {
+                if let Some(plane) = freezer.upgrade() {
+                    plane.archivist().take(order, part, frozen);
+                }
+            }),
         };
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let lanes = SumLanes::new(sum_threads, inline_bytes_max(cores), &resources, outlets)?;
@@ -109,7 +126,14 @@ impl DataPlane {
             }
             None
         })?;
-        assert!(plane.lanes.set(lanes).is_ok() && plane.timer.set(timer).is_ok(), "set once, here");
+        let archived = Arc::downgrade(&plane);
+        let archivist = Archivist::start(checkpoint_dir, pool, move |done| {
+            if let Some(plane) = archived.upgrade() {
+                plane.guard(|| plane.handle_done(done));
+            }
+        })?;
+        let is_new = plane.archivist.set(archivist).is_ok();
+        assert!(is_new && plane.lanes.set(lanes).is_ok() && plane.timer.set(timer).is_ok(), "set once, here");
         Ok(plane)
     }
 
@@ -288,6 +312,14 @@ impl DataPlane {
         self.change(|node, now| node.handle_receipt(now, route, exchange, receipt));
     }
 
+    /// The archivist has read a part, or has done all that it was to do.
+    fn handle_done(self: &Arc<Self>, done: Done) {
+        match done {
+            Done::Read { part, order, frozen } => self.lanes().submit(Job::Read { part, order, frozen }),
+            Done::Archived(archived) => self.with(|node, _| node.handle_archived(archived)),
+        }
+    }
+
     /// Changes the node, and lets the lanes run.
     fn with<T>(self: &Arc<Self>, change: impl FnOnce(&mut Node, Time) -> T) -> T {
         let result = self.change(change);
@@ -334,6 +366,12 @@ impl DataPlane {
                 bytes_max,
                 "tensors wait for memory of this server: raise server_bytes_max, add servers, or lower the workers' credit_bytes"
             ),
+            Command::Archive(archive) => self.archivist().begin(archive),
+            Command::Obeyed { order, outcome } => {
+                if let Some(reporter) = self.reporter.get() {
+                    reporter.report_obeyed(order, outcome);
+                }
+            }
             Command::Stalled { stall } => self.report(stall),
         }
     }
@@ -374,6 +412,10 @@ impl DataPlane {
 
     fn lanes(&self) -> &SumLanes {
         self.lanes.get().expect("set in new")
+    }
+
+    fn archivist(&self) -> &Archivist {
+        self.archivist.get().expect("set in new")
     }
 
     fn send(&self, outgoing: Outgoing) {

@@ -1,8 +1,9 @@
 //! What comes of the steps that a [store](super::store) carries out, and of the bytes that it receives.
 
 use gradlane_core::transport::Outgoing;
-use gradlane_core::types::ExchangeId;
+use gradlane_core::types::{ExchangeId, PartId};
 
+use crate::checkpoint::FrozenPart;
 use crate::node::command::{Receipt, Route};
 
 /// A result of a step or of received bytes.
@@ -18,5 +19,14 @@ pub enum Event {
         exchange: ExchangeId,
         /// The receipt.
         receipt: Receipt,
+    },
+    /// A part was frozen for an order of the coordinator.
+    Frozen {
+        /// The number of the order.
+        order: u64,
+        /// The part.
+        part: PartId,
+        /// Its state. `None` if a defect has lost it.
+        frozen: Option<FrozenPart>,
     },
 }

@@ -24,6 +24,7 @@ use gradlane_core::error::{Error, Result};
 use gradlane_core::transport::Outgoing;
 use gradlane_core::types::{ExchangeId, PartId};
 
+use crate::checkpoint::FrozenPart;
 use crate::node::accumulator::SumResources;
 use crate::node::command::{Receipt, Route, Work};
 use crate::node::event::Event;
@@ -59,6 +60,8 @@ pub(crate) enum Job {
         /// The bytes, where they were received.
         chunks: Vec<Bytes>,
     },
+    /// What was read of the part of a parameter for an order of the coordinator.
+    Read { part: PartId, order: u64, frozen: FrozenPart },
 }
 
 /// What a lane tells the driver of a body.
@@ -69,12 +72,14 @@ pub(crate) struct Told {
     pub(crate) receipt: Receipt,
 }
 
-/// The outputs of the lanes. Neither function blocks for long; `tell` may submit further jobs about the same part, `send` may not.
+/// The outputs of the lanes. None of the functions blocks for long; `tell` may submit further jobs about the same part, `send` may not.
 pub(crate) struct Outlets {
     /// Sends blocks and answers, in order.
     pub(crate) send: Box<dyn Fn(Outgoing) + Send + Sync>,
     /// Reports receipts to the node.
     pub(crate) tell: Box<dyn Fn(Told) + Send + Sync>,
+    /// Hands over parts that were frozen.
+    pub(crate) archive: Box<dyn Fn(u64, PartId, Option<FrozenPart>) + Send + Sync>,
 }
 
 /// The lanes. When dropped, their threads finish all submitted jobs and end.
@@ -177,12 +182,13 @@ impl Job {
         match self {
             Self::Step(work) => work.part(),
             Self::Body { route, .. } => route.part(),
+            Self::Read { part, .. } => *part,
         }
     }
 
     fn bytes(&self) -> usize {
         match self {
-            Self::Step(_) => 0,
+            Self::Step(_) | Self::Read { .. } => 0,
             Self::Body { chunks, .. } => chunks.iter().map(Bytes::len).sum(),
         }
     }
@@ -228,6 +234,7 @@ impl Lane {
             let mut say = |event| match event {
                 Event::Send(outgoing) => (self.outlets.send)(outgoing),
                 Event::Receipt { route, exchange, receipt } => told.push(Told { route, exchange, receipt }),
+                Event::Frozen { order, part, frozen } => (self.outlets.archive)(order, part, frozen),
             };
             // A panic is a defect. It must end only the work of this lane, not the thread that works here.
             let worked = catch_unwind(AssertUnwindSafe(|| self.some_jobs(&mut store, &mut say)));
@@ -255,6 +262,7 @@ impl Lane {
             match job {
                 Job::Step(work) => store.step(work, say),
                 Job::Body { route, exchange, chunks } => store.receive(route, exchange, &chunks, say),
+                Job::Read { part, order, frozen } => store.take_read(part, order, frozen),
             }
         }
     }

@@ -42,7 +42,7 @@ use gradlane_core::wire::frame::Progress;
 use gradlane_core::wire::{About, Request, Withdraw};
 
 use super::budget::Budget;
-use super::command::{Command, Receipt, Route};
+use super::command::{Archived, Command, Receipt, Route};
 use super::config::NodeConfig;
 use super::life::{ServerState, Turn};
 use super::membership::{Membership, Sender, Succession, not_yet, rejection};
@@ -205,6 +205,7 @@ impl Node {
             MemberEvent::View(view) => self.follow(view),
             MemberEvent::Ended { keys, below } => keys.into_iter().for_each(|key| self.end_name(key, below)),
             MemberEvent::Close(closing) => self.services.handle_close(&closing, &mut self.budget),
+            MemberEvent::Order(order) => self.services.handle_order(order, &mut self.budget),
             MemberEvent::Forget { key, error } => {
                 let parts = PartId { key, index: 0 }..=PartId { key, index: u32::MAX };
                 self.services.handle_over(parts, &error, &mut self.budget);
@@ -235,6 +236,11 @@ impl Node {
             | MemberEvent::Renewed { .. }
             | MemberEvent::WorkersKey(_) => {}
         }
+    }
+
+    /// What an order of the coordinator has wanted was written, or read.
+    pub fn handle_archived(&mut self, archived: Archived) {
+        self.services.handle_archived(archived, &mut self.budget);
     }
 
     /// The server is about to stop. From now on new work is refused. Work that was begun is completed and answered.

@@ -6,7 +6,7 @@
 //! | the dense sum | [`aggregate`] | [`sum`] and [`accumulator`] |
 //! | parameters | [`parameter`] | [`Values`](parameter::Values) |
 //!
-//! `server` joins a job. `services` and `store` are the places that name the services; `command` has what passes between the two columns.
+//! `server` joins a job. `archive` writes and reads the files of checkpoints. `services` and `store` are the places that name the services; `command` has what passes between the two columns.
 
 mod aggregate;
 mod budget;
@@ -24,6 +24,7 @@ pub mod parameter;
 pub mod store;
 pub mod sum;
 
+mod archive;
 mod data_plane;
 mod lanes;
 mod life;

@@ -99,7 +99,7 @@ impl Server {
             defect: None,
         };
         let sum_threads = NonZeroUsize::new(config.sum_threads_or_cores()).unwrap_or(NonZeroUsize::MIN);
-        let plane = DataPlane::new(node, sum_threads, pool, clock)?;
+        let plane = DataPlane::new(node, sum_threads, pool, clock, config.checkpoint_dir.clone())?;
         let listener = listen(&options, &plane)?;
         let ServerOptions { config, coordinator, credentials, index } = options.clone();
         let mut member = MemberConfig { requested: index, ..process::member(Role::Server, &config) };
@@ -238,6 +238,7 @@ fn follow(plane: &Arc<DataPlane>, event: MemberEvent) {
         | MemberEvent::Declared { .. }
         | MemberEvent::BarrierDone { .. }
         | MemberEvent::Close(_)
+        | MemberEvent::Order(_)
         | MemberEvent::Answered { .. }
         | MemberEvent::Boundary { .. }
         | MemberEvent::Passed { .. }

@@ -7,12 +7,12 @@ use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use gradlane_core::error::{Error, Result};
-use gradlane_core::types::{Closing, ExchangeId, PartId, Round, TensorKey, Time, WorkerId};
+use gradlane_core::types::{Closing, ExchangeId, Order, PartId, Round, TensorKey, Time, WorkerId};
 use gradlane_core::wire::{About, Request, Service, Withdraw};
 
 use super::aggregate::Aggregator;
 use super::budget::Budget;
-use super::command::{Command, Receipt, Route};
+use super::command::{Archived, Command, Receipt, Route};
 use super::config::NodeConfig;
 use super::membership::{Membership, Sender, Succession};
 use super::parameter::Parameters;
@@ -133,6 +133,16 @@ impl Services {
     /// The coordinator has closed a round of a clock.
     pub(super) fn handle_close(&mut self, closing: &Closing, budget: &mut Budget) {
         self.parameters.handle_close(closing, budget);
+    }
+
+    /// The coordinator has an order about a checkpoint.
+    pub(super) fn handle_order(&mut self, order: Order, budget: &mut Budget) {
+        self.parameters.handle_order(order, budget);
+    }
+
+    /// What an order has wanted was written, or read.
+    pub(super) fn handle_archived(&mut self, archived: Archived, budget: &mut Budget) {
+        self.parameters.handle_archived(archived, budget);
     }
 
     /// A membership that is not older than the present one, and what it means for the work of the one before.

@@ -3,8 +3,9 @@
 //! Knows neither threads nor sockets. Its driver (`lanes`, or the simulation) hands it steps and received bytes, and carries out the
 //! [`Event`]s that come of them.
 
-use gradlane_core::types::ExchangeId;
+use gradlane_core::types::{ExchangeId, PartId};
 
+use crate::checkpoint::FrozenPart;
 use crate::node::accumulator::SumResources;
 use crate::node::command::{Route, Work};
 use crate::node::event::Event;
@@ -44,6 +45,11 @@ impl Store {
             Route::Sum { slot, worker } => self.sums.receive(slot, worker, exchange, chunks, say),
             Route::Parameter { part } => self.values.receive(part, exchange, chunks, say),
         }
+    }
+
+    /// Takes what was read of the part of a parameter for an order of the coordinator.
+    pub fn take_read(&mut self, part: PartId, order: u64, read: FrozenPart) {
+        self.values.take_read(part, order, read);
     }
 
     /// Drops all, after a defect left it in an unknown state. Exchanges that are being answered get an error.

@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use super::Member;
-use crate::types::{Epoch, Holdings, NodeId};
+use crate::error::Result;
+use crate::types::{Epoch, Holdings, NodeId, Written};
 use crate::wire::Frame;
 use crate::wire::frame::Stall;
 
@@ -31,6 +32,12 @@ impl Member {
     /// again.
     pub fn report_restored(&mut self, epoch: Epoch) {
         self.ask(Frame::Restored { epoch });
+    }
+
+    /// Reports that this server has obeyed an order of the coordinator, or why it cannot. Without a connection the report is dropped: the
+    /// coordinator gives the order again.
+    pub fn report_obeyed(&mut self, order: u64, outcome: Result<Written>) {
+        self.ask(Frame::Obeyed { order, outcome });
     }
 
     /// Reports that the process `pid` of a node of this machine has ended. Without a connection the report is dropped: its silence shows

@@ -13,15 +13,23 @@ const SUMS: usize = 3;
 /// Old Paddle takes 16,384, with which equal values of float32 have a mean that is off by 1.5e-4 of them after 50,000; with 256 it is 4e-6.
 const FOLDED: u64 = 256;
 
+/// The rows of averages: what they are of, and their names.
+pub(super) const AVERAGE_ROWS: [(Average, &str); 1 + SUMS] = [
+    (Average::Ema, "ema"),
+    (Average::Window, "window_last"),
+    (Average::Window, "window_earlier"),
+    (Average::Window, "window_former"),
+];
+
 /// The averages of a part.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Averages<R> {
     /// The exponential one, if the rule keeps it.
     ema: Vec<R>,
     /// Those of a window, if the rule keeps it.
     sums: [Vec<R>; SUMS],
     /// How many values are in this window, and how many were in the one before.
-    window: [u64; 2],
+    pub(super) window: [u64; 2],
 }
 
 /// The averages of some elements, empty where the rule does not keep them.
@@ -51,6 +59,22 @@ impl<R: Real> Averages<R> {
     pub(super) fn new(rule: &Rule, elements: usize) -> Self {
         let row = |average| vec![R::default(); if rule.keeps(average) { elements } else { 0 }];
         Self { ema: row(Average::Ema), sums: [(); SUMS].map(|()| row(Average::Window)), window: [0; 2] }
+    }
+
+    /// The row with this name.
+    pub(super) fn row(&self, name: &str) -> &[R] {
+        match AVERAGE_ROWS.iter().position(|(_, row)| *row == name) {
+            Some(0) | None => &self.ema,
+            Some(index) => &self.sums[index - 1],
+        }
+    }
+
+    /// The same, for writing.
+    pub(super) fn row_mut(&mut self, name: &str) -> &mut [R] {
+        match AVERAGE_ROWS.iter().position(|(_, row)| *row == name) {
+            Some(0) | None => &mut self.ema,
+            Some(index) => &mut self.sums[index - 1],
+        }
     }
 
     /// Counts the value of the step with this number, from 1.

@@ -9,8 +9,8 @@ use super::recovery::{read_sums, write_sums};
 use super::{Forming, Frame, Hold, Join, Progress, Stall, Status};
 use crate::error::Result;
 use crate::types::{
-    Closing, Epoch, Holdings, NodeId, PartLayout, Passage, StepReport, StoreAnswer, StoreAsk, TensorKey, TensorSpec,
-    Tick, Ticked, Time, View, WorkersKey,
+    CheckpointAsk, Checkpointed, Closing, Epoch, Holdings, NodeId, Order, PartLayout, Passage, StepReport, StoreAnswer,
+    StoreAsk, TensorKey, TensorSpec, Tick, Ticked, Time, View, WorkersKey, Written,
 };
 use crate::wire::codec::{Reader, Writer};
 use crate::wire::limits::{CERTIFICATE_BYTES_MAX, NAME_BYTES_MAX, PARTS_MAX, TENSORS_MAX, TEXT_BYTES_MAX};
@@ -55,6 +55,14 @@ impl Frame {
             Self::Tick { request, tick } => {
                 writer.u64(*request);
                 tick.write(&mut writer);
+            }
+            Self::Checkpoint { request, ask } => {
+                writer.u64(*request);
+                ask.write(&mut writer);
+            }
+            Self::Obeyed { order, outcome } => {
+                writer.u64(*order);
+                write_outcome(&mut writer, outcome, |writer, written| written.write(writer));
             }
             Self::Restored { epoch } => epoch.write(&mut writer),
             Self::Stall(stall) => stall.write(&mut writer),
@@ -103,6 +111,11 @@ impl Frame {
                 writer.u64(*request);
                 write_outcome(&mut writer, outcome, |writer, ticked| ticked.write(writer));
             }
+            Self::Checkpointed { request, outcome } => {
+                writer.u64(*request);
+                write_outcome(&mut writer, outcome, |writer, checkpointed| checkpointed.write(writer));
+            }
+            Self::Order(order) => order.write(&mut writer),
             Self::Close(closing) => closing.write(&mut writer),
             Self::Restore { epoch, sums, lost } => {
                 epoch.write(&mut writer);
@@ -156,6 +169,12 @@ impl Frame {
             kind::STEPS => Self::Steps(StepReport::read(&mut reader)?),
             kind::HOLDINGS => Self::Holdings(Holdings::read(&mut reader)?),
             kind::TICK => Self::Tick { request: reader.u64("request")?, tick: Tick::read(&mut reader)? },
+            kind::CHECKPOINT => {
+                Self::Checkpoint { request: reader.u64("request")?, ask: CheckpointAsk::read(&mut reader)? }
+            }
+            kind::OBEYED => {
+                Self::Obeyed { order: reader.u64("order")?, outcome: read_outcome(&mut reader, Written::read)? }
+            }
             kind::RESTORED => Self::Restored { epoch: Epoch::read(&mut reader)? },
             kind::STALL => Self::Stall(Stall::read(&mut reader)?),
             kind::LEAVE => Self::Leave,
@@ -196,6 +215,11 @@ impl Frame {
             kind::TICKED => {
                 Self::Ticked { request: reader.u64("request")?, outcome: read_outcome(&mut reader, Ticked::read)? }
             }
+            kind::CHECKPOINTED => Self::Checkpointed {
+                request: reader.u64("request")?,
+                outcome: read_outcome(&mut reader, Checkpointed::read)?,
+            },
+            kind::ORDER => Self::Order(Order::read(&mut reader)?),
             kind::CLOSE => Self::Close(Closing::read(&mut reader)?),
             kind::RESTORE => Self::Restore {
                 epoch: Epoch::read(&mut reader)?,
@@ -228,6 +252,8 @@ impl Frame {
             Self::Steps(_) => kind::STEPS,
             Self::Holdings(_) => kind::HOLDINGS,
             Self::Tick { .. } => kind::TICK,
+            Self::Checkpoint { .. } => kind::CHECKPOINT,
+            Self::Obeyed { .. } => kind::OBEYED,
             Self::Restored { .. } => kind::RESTORED,
             Self::Stall(_) => kind::STALL,
             Self::Leave => kind::LEAVE,
@@ -247,6 +273,8 @@ impl Frame {
             Self::Boundary { .. } => kind::BOUNDARY,
             Self::Passed { .. } => kind::PASSED,
             Self::Ticked { .. } => kind::TICKED,
+            Self::Checkpointed { .. } => kind::CHECKPOINTED,
+            Self::Order(_) => kind::ORDER,
             Self::Close(_) => kind::CLOSE,
             Self::Restore { .. } => kind::RESTORE,
             Self::StallNotice { .. } => kind::STALL_NOTICE,
@@ -276,6 +304,8 @@ mod kind {
     pub(super) const HOLDINGS: u8 = 14;
     pub(super) const RESTORED: u8 = 15;
     pub(super) const TICK: u8 = 16;
+    pub(super) const CHECKPOINT: u8 = 20;
+    pub(super) const OBEYED: u8 = 21;
     pub(super) const VIEW: u8 = 129;
     pub(super) const REFUSED: u8 = 130;
     pub(super) const HEARTBEAT_ACK: u8 = 131;
@@ -295,6 +325,8 @@ mod kind {
     pub(super) const RESTORE: u8 = 145;
     pub(super) const TICKED: u8 = 146;
     pub(super) const CLOSE: u8 = 147;
+    pub(super) const CHECKPOINTED: u8 = 150;
+    pub(super) const ORDER: u8 = 151;
 }
 
 fn write_outcome<T>(writer: &mut Writer, outcome: &Result<T>, ok: impl FnOnce(&mut Writer, &T)) {

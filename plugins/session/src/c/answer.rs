@@ -66,6 +66,7 @@ pub(super) fn status_of(failure: &Error) -> GradlaneStatus {
     }
     match failure.code() {
         Code::InvalidArgument => GradlaneStatus::InvalidArgument,
+        Code::NotFound => GradlaneStatus::NotFound,
         Code::AlreadyExists => GradlaneStatus::AlreadyExists,
         Code::FailedPrecondition => GradlaneStatus::FailedPrecondition,
         Code::Aborted => GradlaneStatus::Aborted,

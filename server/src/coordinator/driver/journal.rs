@@ -8,7 +8,9 @@ use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
+use gradlane_core::identity::Authority;
 use gradlane_core::local::failpoint::{Failpoint, reach};
+use gradlane_core::local::private_file::{self, IfOpen};
 use gradlane_core::wire::checksum;
 use gradlane_core::{Error, Result};
 
@@ -187,6 +189,19 @@ const BYTES_MAX: u64 = 16 << 30;
 
 fn io(doing: &str, path: &Path, error: &std::io::Error) -> Error {
     Error::Io { what: format!("{doing} {}", path.display()), cause: error.to_string() }
+}
+
+/// The journal in this directory, with the records of the job that is to go on: those of a coordinator whose secrets are still there.
+pub(super) fn kept(dir: &Path, resumes: bool) -> Result<(Journal, Vec<Record>)> {
+    private_file::directory(dir, IfOpen::Refuse)?;
+    let mut journal = Journal::open(dir)?;
+    if resumes && Authority::is_kept(dir) {
+        let records = journal.resume()?;
+        reach(Failpoint::Resumed);
+        return Ok((journal, records));
+    }
+    journal.begin()?;
+    Ok((journal, Vec::new()))
 }
 
 #[cfg(test)]

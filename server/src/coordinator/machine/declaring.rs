@@ -1,7 +1,7 @@
 //! A worker declares tensors, or undeclares them.
 
 use gradlane_core::cluster::empty_barrier;
-use gradlane_core::types::{LinkId, Role, Time, View, WorkerId, WorkerSet};
+use gradlane_core::types::{LinkId, Role, ServerId, Time, View, WorkerId, WorkerSet};
 use gradlane_core::wire::Frame;
 
 use super::Coordinator;
@@ -64,6 +64,10 @@ impl Coordinator {
         }
         for closing in self.clocks.told() {
             self.connections.send(link, Frame::Close(closing.clone()));
+        }
+        let seat = self.roster.seats().find(|seat| seat.link() == Some(link));
+        if let Some(order) = seat.and_then(|seat| self.checkpoints.order_for(ServerId(seat.member.index))) {
+            self.connections.send(link, Frame::Order(order));
         }
     }
 

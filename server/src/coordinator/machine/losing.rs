@@ -7,7 +7,7 @@ use super::Coordinator;
 use crate::coordinator::Event;
 use crate::coordinator::health::Silent;
 use crate::coordinator::journal::Entry;
-use crate::coordinator::roster::{Change, Seat};
+use crate::coordinator::roster::{Change, Identity, Line, Seat};
 use crate::coordinator::stage::Stage;
 use crate::coordinator::verdict::{Lost, Verdict, verdict};
 
@@ -79,6 +79,21 @@ impl Coordinator {
         }
         for link in links {
             self.dismiss(link, Error::Fenced { current: self.epoch });
+        }
+    }
+
+    /// The connection of a member ended with `error`. It keeps its seat, unless the job still forms.
+    pub(super) fn hold_seat(&mut self, identity: Identity, error: Error) {
+        match self.stage {
+            Stage::Forming { .. } => {
+                self.roster.apply(Change::Free(identity));
+            }
+            Stage::Running | Stage::Closing { .. } | Stage::Finished { .. } => {
+                self.write_down(Entry::Down(identity));
+                if let Some(seat) = self.roster.seat_mut(identity) {
+                    seat.line = Line::Down(error);
+                }
+            }
         }
     }
 }

@@ -5,10 +5,10 @@ use gradlane_core::wire::Frame;
 use gradlane_core::wire::frame::Stall;
 
 use super::Coordinator;
-use crate::coordinator::Event;
 use crate::coordinator::roster::{Identity, Seat};
 use crate::coordinator::stage::Stage;
 use crate::coordinator::stall::Notice;
+use crate::coordinator::{Event, questions};
 
 impl Coordinator {
     /// A member says that the process of another one has ended, which it can see on its own machine alone.
@@ -42,6 +42,14 @@ impl Coordinator {
         }
         if let Some(others) = self.stalls.is_news_for_people(now) {
             self.connections.event(Event::Stall { tensor, stall, detail, others });
+        }
+    }
+
+    /// A member keeps its key and its role as long as it is one, so its next certificate is a matter of the job's authority alone.
+    pub(super) fn handle_renewal(&mut self, link: LinkId, identity: Identity) {
+        match questions::renewal(&self.stage, &self.roster, identity) {
+            Ok(()) => self.connections.certify(link),
+            Err(error) => self.connections.send(link, Frame::Renewed { outcome: Err(error) }),
         }
     }
 }

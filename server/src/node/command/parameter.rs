@@ -43,6 +43,8 @@ pub enum ValueStep {
     Merge {
         /// The round of the clock.
         round: u64,
+        /// The global step before it: what the rule's schedule follows.
+        global_step: u64,
         /// Whose gradients.
         gradients: Vec<WorkerId>,
         /// What their sum is divided by.
@@ -66,6 +68,18 @@ pub enum ValueStep {
         /// Complete.
         header: Value,
     },
+    /// Hand out the value as it is now, with what its rule keeps, for this order of the coordinator.
+    Freeze {
+        /// The number of the order.
+        order: u64,
+    },
+    /// What was read for this order of the coordinator takes the place of the value.
+    Restore {
+        /// The number of the order.
+        order: u64,
+    },
+    /// Forget what was read from a checkpoint.
+    Unread,
     /// Free the memory. Blocks that are being sent stay alive until they are sent.
     Drop,
 }

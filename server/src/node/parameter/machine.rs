@@ -11,6 +11,7 @@ use gradlane_core::types::{
 };
 use gradlane_core::wire::{About, Target, Use, Value};
 
+use super::checkpoints::Checkpoints;
 use super::refusals::value_lost;
 use crate::node::budget::Budget;
 use crate::node::command::{Change, Command, Receipt, ValueStep, Work};
@@ -27,6 +28,9 @@ pub(in crate::node) struct Parameters {
     pub(super) exchanges: BTreeMap<ExchangeId, Exchange>,
     /// Of each clock, the last round that was closed.
     pub(super) closed: BTreeMap<ClockKey, u64>,
+    /// Of each clock, what is added to its rounds to make the global step, modulo 2^64; 0 for others.
+    pub(super) bases: BTreeMap<ClockKey, u64>,
+    pub(super) checkpoints: Checkpoints,
     /// The error for new uses since the server drains.
     pub(super) draining: Option<Error>,
     last: Option<(TensorKey, Round)>,
@@ -105,6 +109,8 @@ impl Parameters {
             parts: BTreeMap::new(),
             exchanges: BTreeMap::new(),
             closed: BTreeMap::new(),
+            bases: BTreeMap::new(),
+            checkpoints: Checkpoints::default(),
             draining: None,
             last: None,
             commands: VecDeque::new(),
@@ -198,6 +204,8 @@ impl Parameters {
             Succession::End(_) if planted(self.config.defect, Defect::ValuesKept) => {}
             Succession::End(error) => {
                 self.closed.clear();
+                self.bases.clear();
+                self.end_checkpoints(budget);
                 while let Some(part) = self.parts.keys().next().copied() {
                     self.forget_part(part, error, budget);
                 }

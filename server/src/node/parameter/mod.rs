@@ -17,9 +17,12 @@
 //! the coordinator has closed its round, those of the workers that closed it are added up, in the order of their ranks, the rule is applied
 //! once, and all others of this round go. A pull by a worker that knows of more closed rounds than this server waits for the news.
 //!
+//! **Checkpoints.** `checkpoints` freezes values to be written, and puts in their place what was read.
+//!
 //! **Memory.** Booked are: each value; each body that is on its way, or kept for its round; and for each answer with a value as many bytes again, until it was
 //! handed over, because it may hold the blocks of an earlier version.
 
+mod checkpoints;
 mod machine;
 mod opening;
 mod refusals;

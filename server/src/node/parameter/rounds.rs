@@ -1,6 +1,6 @@
 //! Changes by their mode: which are too old, which are kept until their round is closed, and what is done when it is.
 
-use gradlane_core::types::{Closing, Effect, ExchangeId, Fate, Merge, Version, WorkerId};
+use gradlane_core::types::{ClockKey, Closing, Effect, ExchangeId, Fate, Merge, Version, WorkerId};
 use gradlane_core::wire::{Target, Use};
 
 use super::machine::{Done, Exchange, Parameters, Part, State};
@@ -30,10 +30,16 @@ impl Parameters {
             let divisor = if merge == Merge::Mean { workers.len() as f64 } else { 1.0 };
             part.version = Version(part.version.0 + u64::from(!gradients.is_empty()));
             let rule = part.claim.rule.expect("a gradient has a rule");
-            let step = ValueStep::Merge { round, gradients, divisor, dtype: part.claim.dtype, rule };
+            let global_step = (round - 1).wrapping_add(self.bases.get(&clock).copied().unwrap_or_default());
+            let step = ValueStep::Merge { round, global_step, gradients, divisor, dtype: part.claim.dtype, rule };
             self.commands.push_back(Command::Step(Work::Parameter { part: *id, step }));
         }
         self.answer_early();
+    }
+
+    /// The global step that a round of a clock has come to.
+    pub(super) fn step_of(&self, clock: ClockKey, round: u64) -> u64 {
+        round.wrapping_add(self.bases.get(&clock).copied().unwrap_or_default())
     }
 
     /// Whether a use reads what its worker knows of, and this server does not yet.

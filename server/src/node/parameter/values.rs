@@ -8,10 +8,11 @@ use std::collections::BTreeMap;
 use gradlane_core::mem::{Frozen, Lease};
 use gradlane_core::reduce::{OptimizerState, accumulator_bytes};
 use gradlane_core::transport::Outgoing;
-use gradlane_core::types::{Average, DType, Defect, ExchangeId, Op, PartId, Rule, WorkerId, planted};
+use gradlane_core::types::{Average, DType, Defect, ExchangeId, Op, PartId, Rule, Version, WorkerId, planted};
 use gradlane_core::wire::{Response, Value as ValueHeader, checksum};
 
 use super::refusals::value_lost;
+use crate::checkpoint::FrozenPart;
 use crate::node::accumulator::SumResources;
 use crate::node::command::{Change, Receipt, Route, ValueStep, ValueUpload};
 use crate::node::event::Event;
@@ -31,6 +32,8 @@ struct Part {
     uploads: BTreeMap<ExchangeId, Upload>,
     /// The gradients of rounds that are open.
     kept: BTreeMap<(u64, WorkerId), Vec<Lease>>,
+    /// What was read from a checkpoint, for an order of the coordinator, and is not applied.
+    read: Option<(u64, FrozenPart)>,
 }
 
 /// `Absent ──first change──► Present ──a defect──► Lost`, which it is until the part is dropped.
@@ -86,13 +89,13 @@ impl Values {
                 let Some(upload) = part.uploads.remove(&exchange) else { return };
                 part.kept.insert((round, worker), upload.blocks);
             }
-            ValueStep::Merge { round, gradients, divisor, dtype, rule } => {
+            ValueStep::Merge { round, global_step, gradients, divisor, dtype, rule } => {
                 let Some(part) = self.parts.get_mut(&id) else { return };
                 let later = part.kept.split_off(&(round + 1, WorkerId(0)));
                 let mut ended = std::mem::replace(&mut part.kept, later);
                 let gradients = gradients.into_iter().filter_map(|worker| ended.remove(&(round, worker)));
                 if let Some(merged) = merged(&self.resources, dtype, divisor, gradients) {
-                    part.change(&self.resources, dtype, Some(rule), (Change::Step, Some(round - 1)), merged);
+                    part.change(&self.resources, dtype, Some(rule), (Change::Step, Some(global_step)), merged);
                 }
             }
             ValueStep::Forget { exchange } => {
@@ -116,6 +119,24 @@ impl Values {
                     say(Event::Send(Outgoing::Reject { exchange, about, error }));
                 }
             },
+            ValueStep::Freeze { order } => {
+                let frozen = self.parts.get(&id).and_then(Part::frozen);
+                say(Event::Frozen { order, part: id, frozen });
+            }
+            ValueStep::Restore { order } => {
+                let Some(part) = self.parts.get_mut(&id) else { return };
+                if let Some((_, FrozenPart { blocks, optimizer, .. })) = part.read.take_if(|(of, _)| *of == order) {
+                    part.value = Value::Present { blocks, checksum: None };
+                    part.optimizer = optimizer;
+                }
+            }
+            ValueStep::Unread => {
+                let Some(part) = self.parts.get_mut(&id) else { return };
+                part.read = None;
+                if let (Value::Absent, true) = (&part.value, part.uploads.is_empty()) {
+                    self.parts.remove(&id);
+                }
+            }
             ValueStep::Drop => drop(self.parts.remove(&id)),
         }
     }
@@ -133,6 +154,11 @@ impl Values {
             upload.take(&self.resources, chunk.as_ref());
         }
         say_receipt(id, exchange, upload.receipt(), say);
+    }
+
+    /// Takes what was read of a part for an order of the coordinator.
+    pub fn take_read(&mut self, id: PartId, order: u64, read: FrozenPart) {
+        self.parts.entry(id).or_default().read = Some((order, read));
     }
 
     /// Loses all values, after a defect left them in an unknown state. Whoever uses one of them, now or later, gets an error.
@@ -200,6 +226,12 @@ impl Part {
             optimizer.handle_changed();
         }
         self.value = Value::Present { blocks: body.into_iter().map(Lease::freeze).collect(), checksum: None };
+    }
+
+    /// Its value as it is now, with what its rule keeps; `None` if it has none.
+    fn frozen(&self) -> Option<FrozenPart> {
+        let Value::Present { blocks, .. } = &self.value else { return None };
+        Some(FrozenPart { version: Version(0), blocks: blocks.clone(), optimizer: self.optimizer.clone() })
     }
 
     /// An average of its values, in blocks of its own; `None` before the first step, when it is the value.

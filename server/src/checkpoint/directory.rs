@@ -1,0 +1,257 @@
+//! The directory of the checkpoints of a job: where it may be, and what the coordinator does there.
+
+use std::fs::{self, File};
+use std::path::{Component, Path, PathBuf};
+
+use gradlane_core::error::{Error, Result};
+use gradlane_core::local::failpoint::{Failpoint, reach};
+use gradlane_core::wire::checksum;
+
+use super::manifest::{MANIFEST, Manifest, bytes_of};
+use super::write::{PARTIAL, sync_directory, write_file};
+use super::{corrupt, io};
+
+/// The directory below which checkpoints are, as `checkpoint_dir` says.
+///
+/// # Errors
+/// [`Error::Io`] if there is none.
+pub fn root(configured: Option<&Path>) -> Result<PathBuf> {
+    let root = configured.unwrap_or(Path::new("."));
+    root.canonicalize().map_err(io(format!("looking for checkpoint_dir {}", root.display())))
+}
+
+/// A directory in which one coordinator saves checkpoints. Nobody else does while it is alive.
+#[derive(Debug)]
+pub struct Saving {
+    /// The place of the directory.
+    path: PathBuf,
+    /// As it is called below the root.
+    relative: PathBuf,
+    /// Locked.
+    _lock: File,
+}
+
+const LATEST: &str = "latest";
+const LOCK: &str = "lock";
+const NAME: &str = "checkpoint-";
+
+impl Saving {
+    /// Makes the directory `path` below `root` if it is not there, and locks it.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for a path that leads out of `root`; [`Error::FailedPrecondition`] if it is no directory, or another job
+    /// saves there; [`Error::Io`].
+    pub fn open(root: &Path, path: &str) -> Result<Self> {
+        let relative = below(root, path)?;
+        let path = root.join(&relative);
+        if path.exists() && !path.is_dir() {
+            return Err(Error::FailedPrecondition {
+                what: format!("{} is there, and is no directory", path.display()),
+                hint: "give another path for the checkpoints".to_owned(),
+            });
+        }
+        fs::create_dir_all(&path).map_err(io(format!("making {}", path.display())))?;
+        let lock = path.join(LOCK);
+        let file = File::options().create(true).truncate(false).write(true).open(&lock);
+        let file = file.map_err(io(format!("opening {}", lock.display())))?;
+        match file.try_lock() {
+            Ok(()) => Ok(Self { path, relative, _lock: file }),
+            Err(fs::TryLockError::WouldBlock) => Err(Error::FailedPrecondition {
+                what: format!("another job saves its checkpoints in {}", path.display()),
+                hint: "give each job a directory of its own".to_owned(),
+            }),
+            Err(fs::TryLockError::Error(error)) => Err(io(format!("locking {}", lock.display()))(error)),
+        }
+    }
+
+    /// Makes the directory of the next checkpoint, without which nothing is written there. Returns its number, and its path below the root.
+    /// What earlier saves have not finished is removed.
+    ///
+    /// # Errors
+    /// [`Error::FailedPrecondition`] if the newest checkpoint is of another life than `lives`; [`Error::Io`].
+    pub fn begin(&self, lives: &[String]) -> Result<(u64, String)> {
+        let found = numbers(&self.path)?;
+        let is_whole = |number: &u64| self.checkpoint(*number).join(MANIFEST).exists();
+        if let Some(newest) = found.iter().copied().filter(is_whole).max() {
+            let of = Manifest::read(&self.checkpoint(newest))?;
+            if !lives.contains(&of.life) {
+                return Err(Error::FailedPrecondition {
+                    what: format!("{} has checkpoints of another start of job {}", self.path.display(), of.job),
+                    hint: "load one of them first to go on with it, or give another path".to_owned(),
+                });
+            }
+        }
+        for number in found.iter().filter(|number| !is_whole(number)) {
+            remove(&self.checkpoint(*number))?;
+        }
+        self.remove_partial()?;
+        let number = found.last().map_or(1, |newest| newest + 1);
+        let path = self.checkpoint(number);
+        fs::create_dir(&path).map_err(io(format!("making {}", path.display())))?;
+        let relative = self.relative.join(format!("{NAME}{number}"));
+        Ok((number, relative.to_string_lossy().into_owned()))
+    }
+
+    /// All servers have written: makes the checkpoint whole and the latest, and removes those that are not kept.
+    ///
+    /// # Errors
+    /// [`Error::FailedPrecondition`] if a server has written somewhere else; [`Error::Io`].
+    pub fn publish(&self, manifest: &Manifest, keep: Option<u32>) -> Result<()> {
+        let directory = self.checkpoint(manifest.checkpoint);
+        for table in &manifest.tables {
+            let path = directory.join(&table.file);
+            if fs::metadata(&path).map(|file| file.len()).ok() != Some(table.bytes) {
+                return Err(Error::FailedPrecondition {
+                    what: format!(
+                        "a server has written {}, and the coordinator does not find it there",
+                        path.display()
+                    ),
+                    hint: "set checkpoint_dir to a directory that all servers and the coordinator share".to_owned(),
+                });
+            }
+        }
+        let bytes = bytes_of(manifest);
+        reach(Failpoint::ManifestMade);
+        write_file(&directory, MANIFEST, |file| std::io::Write::write_all(file, &bytes))?;
+        sync_directory(&directory)?;
+        sync_directory(&self.path)?;
+        reach(Failpoint::ManifestWritten);
+        let name = format!("{NAME}{}", manifest.checkpoint);
+        let latest = format!("{name} {:08x}\n", checksum(0, name.as_bytes()));
+        write_file(&self.path, LATEST, |file| std::io::Write::write_all(file, latest.as_bytes()))?;
+        sync_directory(&self.path)?;
+        reach(Failpoint::LatestMoved);
+        if let Some(keep) = keep {
+            let found = numbers(&self.path)?;
+            let old = found.len().saturating_sub(keep as usize);
+            found[..old].iter().try_for_each(|number| remove(&self.checkpoint(*number)))?;
+        }
+        Ok(())
+    }
+
+    /// The checkpoint with this number will not become whole.
+    pub fn give_up(&self, number: u64) {
+        let path = self.checkpoint(number);
+        if let Err(error) = remove(&path) {
+            tracing::warn!(%error, "what was written of a checkpoint is left");
+        }
+    }
+
+    fn checkpoint(&self, number: u64) -> PathBuf {
+        self.path.join(format!("{NAME}{number}"))
+    }
+
+    fn remove_partial(&self) -> Result<()> {
+        let what = || format!("cleaning {}", self.path.display());
+        for entry in fs::read_dir(&self.path).map_err(io(what()))? {
+            let entry = entry.map_err(io(what()))?;
+            if entry.file_name().to_string_lossy().starts_with(PARTIAL) {
+                fs::remove_file(entry.path()).map_err(io(what()))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Finds the checkpoint `number`, or the latest, of the directory `path` below `root`. Returns its path below the root.
+///
+/// # Errors
+/// [`Error::InvalidArgument`] for a path that leads out of `root`; [`Error::NotFound`]; [`Error::CorruptCheckpoint`]; [`Error::Io`].
+pub fn find(root: &Path, path: &str, number: Option<u64>) -> Result<(String, Manifest)> {
+    let relative = below(root, path)?;
+    let directory = root.join(&relative);
+    let number = match number {
+        Some(number) => number,
+        None => latest(&directory)?,
+    };
+    let manifest = Manifest::read(&directory.join(format!("{NAME}{number}")))?;
+    if manifest.checkpoint != number {
+        return Err(corrupt(
+            MANIFEST,
+            format!("is that of checkpoint {}, in the directory of {number}", manifest.checkpoint),
+        ));
+    }
+    let relative = relative.join(format!("{NAME}{number}"));
+    Ok((relative.to_string_lossy().into_owned(), manifest))
+}
+
+/// The number of the latest checkpoint in a directory.
+fn latest(directory: &Path) -> Result<u64> {
+    let path = directory.join(LATEST);
+    let shown = path.display().to_string();
+    if !path.exists() {
+        return Err(Error::NotFound {
+            what: format!("a whole checkpoint in {}", directory.display()),
+            hint: "give the directory to which one was saved".to_owned(),
+        });
+    }
+    let text = fs::read_to_string(&path).map_err(io(format!("reading {shown}")))?;
+    let number = text.trim_end().split_once(' ').and_then(|(name, crc)| {
+        let is_right = crc == format!("{:08x}", checksum(0, name.as_bytes()));
+        name.strip_prefix(NAME).filter(|_| is_right)?.parse().ok()
+    });
+    number.ok_or_else(|| corrupt(shown, "does not name a checkpoint"))
+}
+
+/// The numbers of the checkpoints in a directory, whole or not, in order.
+fn numbers(directory: &Path) -> Result<Vec<u64>> {
+    let what = || format!("reading {}", directory.display());
+    let mut numbers = Vec::new();
+    for entry in fs::read_dir(directory).map_err(io(what()))? {
+        let name = entry.map_err(io(what()))?.file_name();
+        numbers.extend(name.to_str().and_then(|name| name.strip_prefix(NAME)?.parse::<u64>().ok()));
+    }
+    numbers.sort_unstable();
+    Ok(numbers)
+}
+
+/// Removes a checkpoint. Its manifest goes first, so that what is left of it is none.
+fn remove(path: &Path) -> Result<()> {
+    let what = || format!("removing {}", path.display());
+    let manifest = path.join(MANIFEST);
+    if manifest.exists() {
+        fs::remove_file(&manifest).map_err(io(what()))?;
+    }
+    fs::remove_dir_all(path).map_err(io(what()))
+}
+
+/// A path that a worker has given, as it is called below `root`.
+///
+/// # Errors
+/// [`Error::InvalidArgument`] if it leads somewhere else.
+pub(super) fn below(root: &Path, path: &str) -> Result<PathBuf> {
+    let refused = |problem: &str| {
+        Err(Error::InvalidArgument {
+            what: format!("the path {path:?} of a checkpoint {problem}"),
+            hint: format!(
+                "give one below {}, or start coordinator and servers with another checkpoint_dir",
+                root.display()
+            ),
+        })
+    };
+    let given = Path::new(path);
+    let relative = match given.is_absolute() {
+        true => match given.strip_prefix(root) {
+            Ok(relative) => relative,
+            Err(_) => return refused("lies outside checkpoint_dir"),
+        },
+        false => given,
+    };
+    let is_plain = |component: &Component<'_>| matches!(component, Component::Normal(_) | Component::CurDir);
+    if !relative.components().all(|component| is_plain(&component)) {
+        return refused("leads out of its directory");
+    }
+    if !relative.components().any(|component| matches!(component, Component::Normal(_))) {
+        return refused("is checkpoint_dir itself");
+    }
+    // A link on the way may lead anywhere.
+    let mut there = root.join(relative);
+    while !there.exists() && there.pop() {}
+    match there.canonicalize() {
+        Ok(real) if real.starts_with(root) => {
+            Ok(relative.components().filter(|part| *part != Component::CurDir).collect())
+        }
+        Ok(_) => refused("leads out of checkpoint_dir by a link"),
+        Err(error) => Err(io(format!("looking for {path}"))(error)),
+    }
+}

@@ -1,0 +1,249 @@
+//! What the text files of a checkpoint say.
+
+use std::path::Path;
+
+use gradlane_core::error::{Error, Result};
+use gradlane_core::types::{ClockStep, DType, TensorSpec};
+use gradlane_core::wire::checksum;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use super::{corrupt, io};
+
+/// The form of all files of a checkpoint. A change that an older release cannot read raises it.
+pub const FORMAT: u32 = 1;
+
+/// The name of the file that makes a directory a checkpoint.
+pub(super) const MANIFEST: &str = "manifest.json";
+
+/// What a checkpoint is.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Manifest {
+    /// The form of its files.
+    pub format: u32,
+    /// The name of the job that has saved it.
+    pub job: String,
+    /// The life of this job: equal for all checkpoints that one start of a coordinator has saved.
+    pub life: String,
+    /// Its number.
+    pub checkpoint: u64,
+    /// Of each clock, the global step whose changes the values have.
+    pub clocks: Vec<SavedClock>,
+    /// All tensors.
+    pub tensors: Vec<SavedTensor>,
+    /// One file for each server that had parts.
+    pub tables: Vec<SavedTable>,
+    /// What the caller has given.
+    pub notes: String,
+}
+
+/// How far a clock was.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SavedClock {
+    /// The clock's key.
+    pub clock: u64,
+    /// The global step.
+    pub step: u64,
+}
+
+/// A tensor of a checkpoint.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SavedTensor {
+    /// Its name.
+    pub name: String,
+    /// Its element type, such as `float32`.
+    pub dtype: String,
+    /// Its dimensions.
+    pub shape: Vec<u64>,
+    /// The rule by which gradients changed it.
+    pub rule: Option<String>,
+    /// When they did.
+    pub mode: String,
+}
+
+/// The file that says what a server has written.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SavedTable {
+    /// Its name.
+    pub file: String,
+    /// Its length.
+    pub bytes: u64,
+    /// CRC-32C of it.
+    pub checksum: u32,
+}
+
+/// What a server has written.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Table {
+    pub(super) format: u32,
+    pub(super) checkpoint: u64,
+    /// The file of the values.
+    pub(super) values: String,
+    /// The file of what rules keep, if they keep something.
+    pub(super) state: Option<String>,
+    pub(super) runs: Vec<Run>,
+}
+
+/// Elements of a tensor that follow each other.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Run {
+    pub(super) tensor: String,
+    /// The first element, and the one behind the last.
+    pub(super) start: u64,
+    pub(super) end: u64,
+    pub(super) version: u64,
+    pub(super) value: Entry,
+    /// Once its rule was applied.
+    pub(super) state: Option<State>,
+}
+
+/// An entry of a file in the form of safetensors.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Entry {
+    pub(super) name: String,
+    /// CRC-32C of its bytes.
+    pub(super) checksum: u32,
+}
+
+/// What a rule keeps of a run.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct State {
+    pub(super) rule: String,
+    pub(super) steps: u64,
+    pub(super) global_step: u64,
+    pub(super) is_new: bool,
+    pub(super) window: [u64; 2],
+    pub(super) rows: Vec<Row>,
+}
+
+/// A row of numbers, one for each element of the run.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Row {
+    pub(super) row: String,
+    pub(super) entry: Entry,
+}
+
+/// The one field that every form has.
+#[derive(Deserialize)]
+struct Form {
+    format: u32,
+}
+
+impl Manifest {
+    /// The manifest of the checkpoint in `directory`.
+    ///
+    /// # Errors
+    /// [`Error::Io`]; [`Error::CorruptCheckpoint`]; [`Error::Incompatible`] for another form; [`Error::NotFound`] if there is none.
+    pub fn read(directory: &Path) -> Result<Self> {
+        let path = directory.join(MANIFEST);
+        if !path.exists() {
+            return Err(Error::NotFound {
+                what: format!("a whole checkpoint in {}", directory.display()),
+                hint: "give the directory to which one was saved".to_owned(),
+            });
+        }
+        parse(&path)
+    }
+
+    /// Of each clock the global step.
+    pub fn steps(&self) -> Vec<ClockStep> {
+        self.clocks
+            .iter()
+            .map(|SavedClock { clock, step }| ClockStep { clock: gradlane_core::types::ClockKey(*clock), step: *step })
+            .collect()
+    }
+
+    /// The tensor with this name.
+    pub fn tensor(&self, name: &str) -> Option<&SavedTensor> {
+        self.tensors.iter().find(|tensor| tensor.name == name)
+    }
+}
+
+impl SavedTensor {
+    /// What is saved of a declaration.
+    pub fn of(spec: &TensorSpec) -> Self {
+        Self {
+            name: spec.name.clone(),
+            dtype: spec.dtype.to_string(),
+            shape: spec.shape.clone(),
+            rule: spec.kind.rule().map(|rule| rule.to_string()),
+            mode: spec.kind.mode().to_string(),
+        }
+    }
+
+    /// How many elements it has.
+    pub fn elements(&self) -> Option<u64> {
+        self.shape.iter().try_fold(1_u64, |elements, dimension| elements.checked_mul(*dimension))
+    }
+
+    /// Its element type.
+    ///
+    /// # Errors
+    /// [`Error::CorruptCheckpoint`] if there is none of this name.
+    pub fn dtype(&self) -> Result<DType> {
+        self.dtype.parse().map_err(|_| corrupt(MANIFEST, format!("tensor {} has no element type", self.name)))
+    }
+}
+
+/// The bytes of a text file, in its only form.
+pub(super) fn bytes_of(text: &impl Serialize) -> Vec<u8> {
+    let mut bytes = serde_json::to_vec_pretty(text).expect("names, numbers and lists have a form in JSON");
+    bytes.push(b'\n');
+    bytes
+}
+
+/// A text file.
+///
+/// # Errors
+/// [`Error::Io`]; [`Error::CorruptCheckpoint`] if it is not, to the byte, in its only form; [`Error::Incompatible`] for another form.
+pub(super) fn parse<T: Serialize + DeserializeOwned>(path: &Path) -> Result<T> {
+    let name = path.display().to_string();
+    let bytes = std::fs::read(path).map_err(io(format!("reading {name}")))?;
+    let broken = |error: serde_json::Error| corrupt(&name, error.to_string());
+    let form: Form = serde_json::from_slice(&bytes).map_err(broken)?;
+    if form.format != FORMAT {
+        return Err(Error::Incompatible {
+            field: "the form of checkpoints".to_owned(),
+            ours: FORMAT.to_string(),
+            peer: name,
+            theirs: form.format.to_string(),
+        });
+    }
+    let value: T = serde_json::from_slice(&bytes).map_err(broken)?;
+    match bytes_of(&value) == bytes {
+        true => Ok(value),
+        false => Err(corrupt(&name, "is not as it was written")),
+    }
+}
+
+/// A table, which a manifest names.
+///
+/// # Errors
+/// As [`parse`]; [`Error::CorruptCheckpoint`] if its bytes are not those of which the manifest has the checksum.
+pub(super) fn table(directory: &Path, saved: &SavedTable) -> Result<Table> {
+    check_name(&saved.file)?;
+    let path = directory.join(&saved.file);
+    let name = path.display().to_string();
+    let bytes = std::fs::read(&path).map_err(io(format!("reading {name}")))?;
+    if bytes.len() as u64 != saved.bytes || checksum(0, &bytes) != saved.checksum {
+        return Err(corrupt(&name, "does not have the checksum that the manifest has of it"));
+    }
+    parse(&path)
+}
+
+/// Refuses the name of a file that leads out of its directory.
+pub(super) fn check_name(name: &str) -> Result<()> {
+    match name.is_empty() || name.starts_with('.') || name.contains(['/', '\0']) {
+        true => Err(corrupt(name, "is not the name of a file of a checkpoint")),
+        false => Ok(()),
+    }
+}

@@ -1,0 +1,47 @@
+//! The files of checkpoints: how parameters are written to a directory, and read from it, by any number of servers.
+//!
+//! ```text
+//! runs/a/                          what a user calls the path
+//!   latest                         the name of the newest whole checkpoint
+//!   lock                           held by the coordinator that saves here
+//!   checkpoint-12/
+//!     manifest.json                written last: without it the directory is no checkpoint
+//!     server-0.json                a table: which elements of which tensors are where
+//!     server-0.safetensors         values, which other tools can read
+//!     server-0.state.safetensors   what the rules keep
+//! ```
+//!
+//! **Whole or not at all.** Each file is written under another name, brought to the disk, and renamed. The manifest is written when all
+//! servers have done that, and `latest` after it. So a process may die at any point: what was whole before stays whole and stays the
+//! latest. What was begun and not finished goes with the next save.
+//!
+//! **Checked.** The manifest has one form, to the byte, and has the checksum of each table. A table has the checksum of each run of elements.
+//! Nothing is applied before all of them were compared ([`read`]).
+//!
+//! **Not by server.** Elements are found by the name of their tensor and their place in it, so any number of servers and any size of parts can
+//! load what others have saved.
+
+mod directory;
+mod manifest;
+mod part;
+mod read;
+mod write;
+
+pub use directory::{Saving, find, root};
+pub use manifest::{FORMAT, Manifest, SavedClock, SavedTable, SavedTensor};
+pub use part::FrozenPart;
+pub use read::{Source, check_tensor, read};
+pub use write::write;
+
+use gradlane_core::error::Error;
+
+/// The system has refused something about a file.
+fn io(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> Error {
+    let what = what.into();
+    move |error| Error::Io { what, cause: error.to_string() }
+}
+
+/// A file of a checkpoint is not what it was.
+fn corrupt(file: impl Into<String>, problem: impl Into<String>) -> Error {
+    Error::CorruptCheckpoint { file: file.into(), problem: problem.into() }
+}

@@ -1,0 +1,316 @@
+//! What a server reads: the elements of its own parts, whichever servers have written them.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::Read as _;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use gradlane_core::error::{Error, Result};
+use gradlane_core::local::failpoint::{Failpoint, reach};
+use gradlane_core::mem::{Lease, Pool};
+use gradlane_core::reduce::{Counters, OptimizerState};
+use gradlane_core::types::{DType, PartId, PartLayout, Plan, Rule, Span, TensorSpec, Version};
+use gradlane_core::wire::checksum;
+use safetensors::tensor::Metadata;
+
+use super::manifest::{Entry, Manifest, Run, SavedTensor, State, table};
+use super::write::{form, places};
+use super::{FrozenPart, corrupt, io};
+
+/// Where to read.
+#[derive(Clone, Debug)]
+pub struct Source {
+    /// The directory of a whole checkpoint.
+    pub directory: PathBuf,
+    /// Whether to read what the rules keep, too.
+    pub with_state: bool,
+}
+
+/// Reads the parts of a plan, and checks all that it reads. Tensors that the checkpoint lacks are zero. `block_bytes` says of a part how it is
+/// cut into blocks, which come from `pool`.
+///
+/// # Errors
+/// [`Error::Io`]; [`Error::CorruptCheckpoint`] naming the file; [`Error::Mismatch`] and [`Error::FailedPrecondition`] if a tensor is another
+/// one here; as [`Manifest::read`].
+pub fn read(
+    source: &Source,
+    plan: &Plan,
+    pool: &Pool,
+    block_bytes: impl Fn(PartId) -> u64,
+) -> Result<BTreeMap<PartId, FrozenPart>> {
+    let manifest = Manifest::read(&source.directory)?;
+    let mut saved = Saved::open(&source.directory, &manifest)?;
+    let mut parts = BTreeMap::new();
+    for layout in &plan.parts {
+        parts.insert(layout.part, saved.part(layout, plan, source.with_state, pool, block_bytes(layout.part))?);
+    }
+    reach(Failpoint::CheckpointRead);
+    Ok(parts)
+}
+
+/// The files of a checkpoint.
+struct Saved<'a> {
+    manifest: &'a Manifest,
+    /// The runs of each tensor, by their first element, and the number of their table.
+    runs: BTreeMap<String, BTreeMap<u64, (usize, Run)>>,
+    /// Of each table, its files.
+    files: Vec<Files>,
+}
+
+struct Files {
+    values: Entries,
+    state: Option<Entries>,
+}
+
+/// A file in the form of safetensors.
+struct Entries {
+    path: PathBuf,
+    file: File,
+    about: Metadata,
+    /// Where the first entry begins.
+    base: u64,
+    /// The entry that was read last, and its bytes.
+    last: Option<(String, Vec<u8>)>,
+}
+
+impl<'a> Saved<'a> {
+    fn open(directory: &Path, manifest: &'a Manifest) -> Result<Self> {
+        let (mut runs, mut files) = (BTreeMap::new(), Vec::new());
+        for (index, named) in manifest.tables.iter().enumerate() {
+            let table = table(directory, named)?;
+            if table.checkpoint != manifest.checkpoint {
+                return Err(corrupt(&named.file, format!("belongs to checkpoint {}", table.checkpoint)));
+            }
+            let values = Entries::open(directory, &table.values)?;
+            let state = table.state.as_ref().map(|file| Entries::open(directory, file)).transpose()?;
+            files.push(Files { values, state });
+            for run in table.runs {
+                let of_tensor: &mut BTreeMap<_, _> = runs.entry(run.tensor.clone()).or_default();
+                of_tensor.insert(run.start, (index, run));
+            }
+        }
+        Ok(Self { manifest, runs, files })
+    }
+
+    fn part(
+        &mut self,
+        layout: &PartLayout,
+        plan: &Plan,
+        with_state: bool,
+        pool: &Pool,
+        block_bytes: u64,
+    ) -> Result<FrozenPart> {
+        let PartLayout { dtype, kind, .. } = *layout;
+        let bytes = layout.bytes();
+        let mut value = vec![0_u8; place(bytes)];
+        let mut version = Version(1);
+        let mut state = kind.rule().filter(|_| with_state).map(|rule| Rows::new(rule, dtype, bytes));
+        for (piece, at) in places(layout) {
+            let tensor =
+                plan.tensors.iter().find(|tensor| tensor.key() == piece.tensor).expect("a plan names its tensors");
+            let Some(saved) = self.manifest.tensor(&tensor.name) else { continue };
+            check_tensor(saved, tensor)?;
+            self.fill(
+                tensor,
+                dtype,
+                piece.span,
+                &mut value[place(at)..place(at + piece.span.bytes)],
+                |files, run, span, within| {
+                    version = version.max(Version(run.version));
+                    let Some((rows, kept)) = state.as_mut().zip(run.state.as_ref()) else { return Ok(()) };
+                    let from = place((at + within) / dtype.bytes());
+                    rows.fill(files, tensor, kept, span, from)
+                },
+            )?;
+        }
+        let optimizer = state.filter(|rows| rows.counters.steps > 0).map(Rows::restored).transpose()?;
+        let blocks = value.chunks(place(block_bytes)).map(|bytes| copied(pool, bytes).freeze()).collect();
+        Ok(FrozenPart { version, blocks, optimizer })
+    }
+
+    /// Fills `out` with these bytes of a tensor, and hands each run that has some of them to `each`, with its elements that were taken, and the
+    /// byte of `out` at which they lie.
+    fn fill(
+        &mut self,
+        tensor: &TensorSpec,
+        dtype: DType,
+        span: Span,
+        out: &mut [u8],
+        mut each: impl FnMut(&mut Files, &Run, Taken, u64) -> Result<()>,
+    ) -> Result<()> {
+        let (first, end) = (span.offset / dtype.bytes(), span.end() / dtype.bytes());
+        let Self { runs, files, .. } = self;
+        let mut at = first;
+        while at < end {
+            let run = runs.get(&tensor.name).and_then(|runs| runs.range(..=at).next_back());
+            let Some((_, (index, run))) = run.filter(|(_, (_, run))| run.end > at) else {
+                let problem = format!("no server has saved element {at} of tensor {}", tensor.name);
+                return Err(corrupt(super::manifest::MANIFEST, problem));
+            };
+            let files = &mut files[*index];
+            let upto = run.end.min(end);
+            let bytes = files.values.entry(&run.value, dtype, run.end - run.start)?;
+            let taken = Taken { from: place(at - run.start), count: place(upto - at), of: run.end - run.start };
+            let width = place(dtype.bytes());
+            let into = place((at - first) * dtype.bytes());
+            out[into..into + taken.count * width]
+                .copy_from_slice(&bytes[taken.from * width..(taken.from + taken.count) * width]);
+            each(files, run, taken, (at - first) * dtype.bytes())?;
+            at = upto;
+        }
+        Ok(())
+    }
+}
+
+/// Elements of a run.
+#[derive(Clone, Copy)]
+struct Taken {
+    /// The first one, counted from that of the run.
+    from: usize,
+    count: usize,
+    /// How many the run has.
+    of: u64,
+}
+
+/// The rows of a part as they are put together.
+struct Rows {
+    rule: Rule,
+    dtype: DType,
+    bytes: u64,
+    rows: BTreeMap<&'static str, Vec<u8>>,
+    counters: Counters,
+}
+
+impl Rows {
+    /// What the rule begins with.
+    fn new(rule: Rule, dtype: DType, bytes: u64) -> Self {
+        let first = OptimizerState::new(rule, dtype, bytes);
+        let elements = place(bytes / dtype.bytes());
+        let rows = first.row_names().into_iter().map(|name| (name, first.row(name, 0..elements))).collect();
+        Self { rule, dtype, bytes, rows, counters: Counters::default() }
+    }
+
+    /// Takes over what was kept of these elements, which lie behind `from` others in the part.
+    fn fill(&mut self, files: &mut Files, tensor: &TensorSpec, kept: &State, taken: Taken, from: usize) -> Result<()> {
+        let rule: Rule =
+            kept.rule.parse().map_err(|_| corrupt(&tensor.name, format!("has no rule {:?}", kept.rule)))?;
+        let unlike = |problem: String| Error::FailedPrecondition {
+            what: format!("tensor {}: it was saved with the rule {rule}, {problem}", tensor.name),
+            hint: "give the rule of the checkpoint, or load the values alone".to_owned(),
+        };
+        if rule.optimizer() != self.rule.optimizer() {
+            return Err(unlike(format!("and is changed by {} here", self.rule)));
+        }
+        let wide = self.dtype.accumulator();
+        let width = place(wide.bytes());
+        for (name, numbers) in &mut self.rows {
+            let row = kept.rows.iter().find(|row| row.row == *name);
+            let row = row.ok_or_else(|| unlike(format!("which keeps no {name}")))?;
+            let state =
+                files.state.as_mut().ok_or_else(|| corrupt(&tensor.name, "its table names no file of state"))?;
+            let bytes = state.entry(&row.entry, wide, taken.of)?;
+            numbers[from * width..(from + taken.count) * width]
+                .copy_from_slice(&bytes[taken.from * width..(taken.from + taken.count) * width]);
+        }
+        let counters = &mut self.counters;
+        if kept.steps >= counters.steps {
+            (counters.steps, counters.window) = (kept.steps, kept.window);
+        }
+        counters.global_step = counters.global_step.max(kept.global_step);
+        counters.is_new |= kept.is_new;
+        Ok(())
+    }
+
+    fn restored(self) -> Result<OptimizerState> {
+        let Self { rule, dtype, bytes, mut rows, counters } = self;
+        OptimizerState::restored(rule, dtype, bytes, counters, |name| {
+            Ok(rows.remove(name).expect("it was made of the same names"))
+        })
+    }
+}
+
+impl Entries {
+    fn open(directory: &Path, name: &str) -> Result<Self> {
+        super::manifest::check_name(name)?;
+        let path = directory.join(name);
+        let shown = path.display().to_string();
+        let mut file = File::open(&path).map_err(io(format!("reading {shown}")))?;
+        let mut len = [0; 8];
+        file.read_exact(&mut len).map_err(|error| corrupt(&shown, error.to_string()))?;
+        let len = u64::from_le_bytes(len);
+        let there = file.metadata().map_err(io(format!("reading {shown}")))?.len();
+        if len > HEADER_BYTES_MAX || len + 8 > there {
+            return Err(corrupt(&shown, format!("its header has {len} bytes, and the file {there}")));
+        }
+        let mut header = vec![0; place(len)];
+        file.read_exact(&mut header).map_err(|error| corrupt(&shown, error.to_string()))?;
+        let about: Metadata = serde_json::from_slice(&header).map_err(|error| corrupt(&shown, error.to_string()))?;
+        if about.data_len() as u64 + len + 8 != there {
+            return Err(corrupt(&shown, format!("has {there} bytes, which is not what its header says")));
+        }
+        Ok(Self { path, file, about, base: len + 8, last: None })
+    }
+
+    /// The bytes of an entry of so many elements, which were compared with its checksum.
+    fn entry(&mut self, entry: &Entry, dtype: DType, elements: u64) -> Result<&[u8]> {
+        let is_there = self.last.as_ref().is_some_and(|(name, _)| *name == entry.name);
+        if !is_there {
+            let bytes = self.load(entry, dtype, elements)?;
+            self.last = Some((entry.name.clone(), bytes));
+        }
+        Ok(&self.last.as_ref().expect("read above").1)
+    }
+
+    fn load(&self, entry: &Entry, dtype: DType, elements: u64) -> Result<Vec<u8>> {
+        let shown = self.path.display().to_string();
+        let damaged = |problem: &str| corrupt(&shown, format!("entry {} {problem}", entry.name));
+        let info = self.about.info(&entry.name).ok_or_else(|| damaged("is missing"))?;
+        let (begin, end) = info.data_offsets;
+        if info.dtype != form(dtype) || (end - begin) as u64 != elements * dtype.bytes() {
+            return Err(damaged("has another length or element type than its table says"));
+        }
+        let mut bytes = vec![0; end - begin];
+        self.file.read_exact_at(&mut bytes, self.base + begin as u64).map_err(io(format!("reading {shown}")))?;
+        match checksum(0, &bytes) == entry.checksum {
+            true => Ok(bytes),
+            false => Err(damaged("does not have its checksum")),
+        }
+    }
+}
+
+/// The most bytes of a header in the form of safetensors, as other readers of it have it.
+const HEADER_BYTES_MAX: u64 = 100 << 20;
+
+/// Refuses a tensor that was saved with another element type or shape.
+///
+/// # Errors
+/// [`Error::FailedPrecondition`] that names both.
+pub fn check_tensor(saved: &SavedTensor, tensor: &TensorSpec) -> Result<()> {
+    if saved.dtype()? == tensor.dtype && saved.shape == tensor.shape {
+        return Ok(());
+    }
+    let shape = |shape: &[u64]| shape.iter().map(u64::to_string).collect::<Vec<_>>().join(", ");
+    Err(Error::FailedPrecondition {
+        what: format!(
+            "tensor {}: it was saved as {} of shape ({}), and is {} of shape ({}) here",
+            tensor.name,
+            saved.dtype,
+            shape(&saved.shape),
+            tensor.dtype,
+            shape(&tensor.shape)
+        ),
+        hint: "declare it as it was saved".to_owned(),
+    })
+}
+
+fn copied(pool: &Pool, bytes: &[u8]) -> Lease {
+    let mut lease = pool.lease(bytes.len());
+    lease.copy_from_slice(bytes);
+    lease
+}
+
+/// A number of bytes or elements of a part, which lies in memory.
+fn place(number: u64) -> usize {
+    usize::try_from(number).expect("it lies in memory")
+}

@@ -1,0 +1,533 @@
+//! Saves and loads of the parameters of a job: one at a time, for whichever worker asks.
+//!
+//! ```text
+//! save: asked ──► Begins ──a directory──► Obeys (servers write) ──► Publishes ──► answered
+//! load: asked ──► Looks ──a manifest──► Obeys (servers read) ──► Obeys (servers apply) ──► answered
+//! ```
+//!
+//! The disk is the driver's: see [`Disk`]. A server that was away gets its order again. Whoever asks again, because it has lost its connection,
+//! waits for the same answer.
+
+use std::collections::BTreeMap;
+
+use gradlane_core::error::{Error, Result};
+use gradlane_core::types::{
+    CheckpointAsk, Checkpointed, ClockStep, LoadAsk, Missing, Order, PartLayout, Plan, SaveAsk, ServerId, Task,
+    TensorSpec, Time, WorkerId, Written,
+};
+
+use crate::checkpoint::{FORMAT, Manifest, SavedClock, SavedTable, SavedTensor, check_tensor};
+
+/// The machine.
+#[derive(Default, Debug)]
+pub(super) struct Checkpoints {
+    open: Option<Open>,
+    /// The last one that was answered.
+    answered: Option<Answer>,
+    /// The number of the last order.
+    number: u64,
+}
+
+/// A save or a load that is under way.
+#[derive(Debug)]
+struct Open {
+    number: u64,
+    worker: WorkerId,
+    request: u64,
+    ask: CheckpointAsk,
+    since: Time,
+    until: Time,
+    tensors: Vec<TensorSpec>,
+    parts: Vec<PartLayout>,
+    /// The checkpoint, once it is known.
+    found: Option<Found>,
+    /// What servers have not obeyed yet.
+    orders: BTreeMap<ServerId, Task>,
+    /// What the others have done.
+    written: BTreeMap<ServerId, Written>,
+    stage: Stage,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Stage {
+    /// The driver makes a directory, or looks for one.
+    Looks,
+    /// Servers write or read.
+    Obeys,
+    /// The driver makes the checkpoint whole.
+    Publishes,
+    /// Servers apply what they have read.
+    Applies,
+}
+
+/// Work on files, for the driver. It is answered by [`Checkpoints::handle_disk`] with the same number.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Disk {
+    /// The number of the save or the load.
+    pub number: u64,
+    /// What to do.
+    pub task: DiskTask,
+}
+
+/// What the driver does with files.
+#[derive(Clone, PartialEq, Debug)]
+pub enum DiskTask {
+    /// Make the directory of the next checkpoint below this path.
+    Begin {
+        /// As the worker has given it.
+        path: String,
+    },
+    /// Make a checkpoint whole.
+    Publish {
+        /// What it is. Its driver fills in the name of the job's life.
+        manifest: Manifest,
+        /// How many to keep.
+        keep: Option<u32>,
+    },
+    /// Remove what was begun. This is not answered.
+    GiveUp,
+    /// Look for a whole checkpoint.
+    Find {
+        /// As the worker has given it.
+        path: String,
+        /// Which one; `None` for the latest.
+        checkpoint: Option<u64>,
+    },
+}
+
+/// What the driver has done with files.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Found {
+    /// The directory of a checkpoint was made.
+    Begun {
+        /// Its number.
+        checkpoint: u64,
+        /// Its path below `checkpoint_dir`.
+        directory: String,
+    },
+    /// A checkpoint is whole.
+    Published,
+    /// A checkpoint was found.
+    Whole {
+        /// Its path below `checkpoint_dir`.
+        directory: String,
+        /// What it is.
+        manifest: Manifest,
+    },
+}
+
+/// The end of a worker's wait.
+#[derive(Clone, PartialEq, Debug)]
+pub(super) struct Answer {
+    pub(super) worker: WorkerId,
+    pub(super) request: u64,
+    pub(super) outcome: Result<Checkpointed>,
+}
+
+/// What follows from an input.
+#[derive(Default, PartialEq, Debug)]
+pub(super) struct Turn {
+    pub(super) disk: Option<Disk>,
+    pub(super) orders: Vec<(ServerId, Order)>,
+    pub(super) answer: Option<Answer>,
+    /// All servers have read: [`Checkpoints::apply`] follows.
+    pub(super) applies: bool,
+    /// Of each clock the global step that the job goes back to then.
+    pub(super) steps: Vec<ClockStep>,
+}
+
+/// The parameters of the job.
+pub(super) struct Parameters {
+    pub(super) tensors: Vec<TensorSpec>,
+    pub(super) parts: Vec<PartLayout>,
+}
+
+impl Checkpoints {
+    /// A worker asks, perhaps not for the first time.
+    pub(super) fn ask(
+        &mut self,
+        now: Time,
+        (worker, request): (WorkerId, u64),
+        ask: CheckpointAsk,
+        parameters: Parameters,
+    ) -> Turn {
+        if self.open.as_ref().is_some_and(|open| (open.worker, open.request) == (worker, request)) {
+            return Turn::default();
+        }
+        let again = self.answered.as_ref().filter(|answer| (answer.worker, answer.request) == (worker, request));
+        if let Some(answer) = again {
+            return Turn::answer(answer.clone());
+        }
+        if let Some(error) = self.refusal(&parameters) {
+            return Turn::answer(Answer { worker, request, outcome: Err(error) });
+        }
+        // Later than those of a coordinator that led this job before.
+        self.number = now.0.max(self.number + 1);
+        let number = self.number;
+        let (task, wait) = match &ask {
+            CheckpointAsk::Save(SaveAsk { path, wait, .. }) => (DiskTask::Begin { path: path.clone() }, *wait),
+            CheckpointAsk::Load(LoadAsk { path, checkpoint, wait, .. }) => {
+                (DiskTask::Find { path: path.clone(), checkpoint: *checkpoint }, *wait)
+            }
+        };
+        let Parameters { tensors, parts } = parameters;
+        self.open = Some(Open {
+            number,
+            worker,
+            request,
+            ask,
+            since: now,
+            until: now + wait,
+            tensors,
+            parts,
+            found: None,
+            orders: BTreeMap::new(),
+            written: BTreeMap::new(),
+            stage: Stage::Looks,
+        });
+        Turn { disk: Some(Disk { number, task }), ..Turn::default() }
+    }
+
+    fn refusal(&self, parameters: &Parameters) -> Option<Error> {
+        if let Some(open) = &self.open {
+            return Some(Error::FailedPrecondition {
+                what: format!("{} is {}", open.worker, open.described()),
+                hint: "wait for its end; one worker saves for all".to_owned(),
+            });
+        }
+        parameters.tensors.is_empty().then(|| Error::FailedPrecondition {
+            what: "no parameter of this job lives on servers".to_owned(),
+            hint: "declare the parameters first; sums have nothing to save".to_owned(),
+        })
+    }
+
+    /// The driver has done its work.
+    pub(super) fn handle_disk(&mut self, number: u64, outcome: Result<Found>) -> Turn {
+        let Some(open) = self.open.as_mut().filter(|open| open.number == number) else { return Turn::default() };
+        let begun = match (outcome, open.stage) {
+            (Err(error), _) => return self.end(Err(error)),
+            (Ok(Found::Published), Stage::Publishes) => {
+                let outcome = open.saved();
+                return self.end(Ok(outcome));
+            }
+            (Ok(found), Stage::Looks) => open.begin(found),
+            (Ok(_), _) => return Turn::default(),
+        };
+        match begun {
+            Ok(()) => self.give_orders(),
+            Err(error) => self.end(Err(error)),
+        }
+    }
+
+    /// A server has obeyed, or cannot. `steps` says how far clocks without rounds are, and `job` is its name.
+    pub(super) fn handle_obeyed(
+        &mut self,
+        server: ServerId,
+        number: u64,
+        outcome: Result<Written>,
+        (job, steps): (&str, Vec<ClockStep>),
+    ) -> Turn {
+        let Some(open) = self.open.as_mut().filter(|open| open.number == number) else { return Turn::default() };
+        // Another server's part may have come first, or this one's again.
+        if open.orders.remove(&server).is_none() {
+            return Turn::default();
+        }
+        match outcome {
+            Ok(written) => {
+                if open.stage == Stage::Obeys {
+                    open.written.insert(server, written);
+                }
+            }
+            Err(error) => return self.end(Err(error)),
+        }
+        if !open.orders.is_empty() {
+            return Turn::default();
+        }
+        match (open.stage, &open.ask) {
+            (Stage::Obeys, CheckpointAsk::Save(SaveAsk { keep, .. })) => {
+                let keep = *keep;
+                match open.manifest(job, steps) {
+                    Ok(manifest) => {
+                        open.stage = Stage::Publishes;
+                        let task = DiskTask::Publish { manifest, keep };
+                        Turn { disk: Some(Disk { number, task }), ..Turn::default() }
+                    }
+                    Err(error) => self.end(Err(error)),
+                }
+            }
+            (Stage::Obeys, CheckpointAsk::Load(_)) => {
+                open.stage = Stage::Applies;
+                let steps = open.whole().1.steps();
+                Turn { applies: true, steps, ..Turn::default() }
+            }
+            (Stage::Applies, _) => {
+                let outcome = open.loaded();
+                self.end(Ok(outcome))
+            }
+            (Stage::Looks | Stage::Publishes, _) => Turn::default(),
+        }
+    }
+
+    /// All servers have read: they apply it, and clocks go on with these bases.
+    pub(super) fn apply(&mut self, bases: &[ClockStep]) -> Turn {
+        let Some(open) = &mut self.open else { return Turn::default() };
+        open.orders = open.written.keys().map(|server| (*server, Task::Apply { bases: bases.to_vec() })).collect();
+        self.orders()
+    }
+
+    /// A server has connected: its order, if it has not obeyed it.
+    pub(super) fn order_for(&self, server: ServerId) -> Option<Order> {
+        let open = self.open.as_ref()?;
+        open.orders.get(&server).map(|task| Order { number: open.number, task: task.clone() })
+    }
+
+    /// Ends what has taken too long. What servers apply is not given up: they have all that they need.
+    pub(super) fn expire(&mut self, now: Time) -> Turn {
+        let late = self.open.as_ref().filter(|open| open.until <= now && open.stage != Stage::Applies);
+        let Some(open) = late else { return Turn::default() };
+        let names: Vec<String> = open.orders.keys().map(ServerId::to_string).collect();
+        let waits = match names.as_slice() {
+            [] => "the disk of the coordinator has not answered".to_owned(),
+            names => format!("{} have not answered", names.join(", ")),
+        };
+        let what = format!("{}: {waits}", open.described());
+        let waited = now.since(open.since);
+        self.end(Err(Error::Timeout { what, waited }))
+    }
+
+    /// When [`expire`](Self::expire) has something to do.
+    pub(super) fn poll_timeout(&self) -> Option<Time> {
+        self.open.as_ref().filter(|open| open.stage != Stage::Applies).map(|open| open.until)
+    }
+
+    /// The job failed.
+    pub(super) fn fail(&mut self, cause: &Error) -> Turn {
+        match self.open {
+            Some(_) => Turn { orders: Vec::new(), ..self.end(Err(cause.clone())) },
+            None => Turn::default(),
+        }
+    }
+
+    fn give_orders(&mut self) -> Turn {
+        let open = self.open.as_mut().expect("it has begun");
+        match open.orders.is_empty() {
+            // Nothing of it has bytes.
+            true => {
+                let error = Error::FailedPrecondition {
+                    what: "no parameter of this job has elements".to_owned(),
+                    hint: "there is nothing to save or to load".to_owned(),
+                };
+                self.end(Err(error))
+            }
+            false => self.orders(),
+        }
+    }
+
+    fn orders(&self) -> Turn {
+        let open = self.open.as_ref().expect("it is under way");
+        let order = |(server, task): (&ServerId, &Task)| (*server, Order { number: open.number, task: task.clone() });
+        Turn { orders: open.orders.iter().map(order).collect(), ..Turn::default() }
+    }
+
+    /// Answers the worker. A save that has failed leaves nothing, and of a load that has failed nothing is applied.
+    fn end(&mut self, outcome: Result<Checkpointed>) -> Turn {
+        let Some(open) = self.open.take() else { return Turn::default() };
+        let mut turn = Turn::default();
+        if outcome.is_err() {
+            match open.ask {
+                CheckpointAsk::Save(_) if open.found.is_some() => {
+                    turn.disk = Some(Disk { number: open.number, task: DiskTask::GiveUp });
+                }
+                CheckpointAsk::Save(_) => {}
+                CheckpointAsk::Load(_) => {
+                    let servers = open.orders.keys().chain(open.written.keys());
+                    let cancel = |server: &ServerId| (*server, Order { number: open.number, task: Task::Cancel });
+                    turn.orders = servers.map(cancel).collect();
+                }
+            }
+        }
+        let answer = Answer { worker: open.worker, request: open.request, outcome };
+        self.answered = Some(answer.clone());
+        turn.answer = Some(answer);
+        turn
+    }
+}
+
+impl Open {
+    /// The checkpoint is known: what each server is to do.
+    fn begin(&mut self, found: Found) -> Result<()> {
+        match (&found, &self.ask) {
+            (Found::Begun { checkpoint, directory }, CheckpointAsk::Save(_)) => {
+                for (server, plan) in self.plans(|_| true)? {
+                    let (directory, checkpoint) = (directory.clone(), *checkpoint);
+                    self.orders.insert(server, Task::Save { directory, checkpoint, plan });
+                }
+            }
+            (Found::Whole { directory, manifest }, CheckpointAsk::Load(ask)) => {
+                let lacking = self.compare(manifest, ask)?;
+                let is_read = |tensor: &TensorSpec| {
+                    ask.missing == Missing::Zero || !lacking.iter().any(|name| *name == tensor.name)
+                };
+                for (server, plan) in self.plans(is_read)? {
+                    let (directory, with_state) = (directory.clone(), ask.with_state);
+                    self.orders.insert(server, Task::Read { directory, with_state, plan });
+                }
+            }
+            (_, _) => unreachable!("the driver answers what it was asked"),
+        }
+        self.found = Some(found);
+        self.stage = Stage::Obeys;
+        Ok(())
+    }
+
+    /// The names of parameters that the checkpoint lacks.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] that names one, where that is not allowed, or a tensor that the job lacks; [`Error::FailedPrecondition`] for another
+    /// element type or shape.
+    fn compare(&self, manifest: &Manifest, ask: &LoadAsk) -> Result<Vec<String>> {
+        let mut lacking = Vec::new();
+        for tensor in &self.tensors {
+            match manifest.tensor(&tensor.name) {
+                Some(saved) => check_tensor(saved, tensor)?,
+                None => lacking.push(tensor.name.clone()),
+            }
+        }
+        if let (Missing::Refuse, Some(name)) = (ask.missing, lacking.first()) {
+            return Err(Error::NotFound {
+                what: format!("parameter {name} in checkpoint {} of {:?}", manifest.checkpoint, ask.path),
+                hint: "say what becomes of missing parameters, or load a checkpoint of this model".to_owned(),
+            });
+        }
+        let is_known = |saved: &&SavedTensor| self.tensors.iter().any(|tensor| tensor.name == saved.name);
+        if let (false, Some(saved)) = (ask.ignore_extra, manifest.tensors.iter().find(|saved| !is_known(saved))) {
+            return Err(Error::NotFound {
+                what: format!("parameter {} of checkpoint {} in this job", saved.name, manifest.checkpoint),
+                hint: "declare it, or ignore what the checkpoint has beside the parameters of this job".to_owned(),
+            });
+        }
+        Ok(lacking)
+    }
+
+    /// What each server has of the tensors that are wanted.
+    ///
+    /// # Errors
+    /// [`Error::FailedPrecondition`] if one that is wanted shares a part with one that is not.
+    fn plans(&self, is_wanted: impl Fn(&TensorSpec) -> bool) -> Result<BTreeMap<ServerId, Plan>> {
+        let mut plans: BTreeMap<ServerId, Plan> = BTreeMap::new();
+        for layout in &self.parts {
+            let of_part = |tensor: &&TensorSpec| layout.pieces.iter().any(|piece| piece.tensor == tensor.key());
+            let (wanted, unwanted): (Vec<&TensorSpec>, Vec<&TensorSpec>) =
+                self.tensors.iter().filter(of_part).partition(|tensor| is_wanted(tensor));
+            match (wanted.as_slice(), unwanted.first()) {
+                ([], _) => continue,
+                ([first, ..], Some(second)) => {
+                    return Err(Error::FailedPrecondition {
+                        what: format!("{} is missing and shares a part with {}", second.name, first.name),
+                        hint: "load missing parameters as zero, or declare them one by one".to_owned(),
+                    });
+                }
+                (_, None) => {}
+            }
+            let plan = plans.entry(layout.server).or_default();
+            plan.parts.push(layout.clone());
+            for tensor in wanted {
+                if !plan.tensors.iter().any(|there| there.name == tensor.name) {
+                    plan.tensors.push(tensor.clone());
+                }
+            }
+        }
+        Ok(plans)
+    }
+
+    /// The manifest of what the servers have written.
+    ///
+    /// # Errors
+    /// [`Error::FailedPrecondition`] if servers have frozen different rounds.
+    fn manifest(&self, job: &str, steps: Vec<ClockStep>) -> Result<Manifest> {
+        let CheckpointAsk::Save(SaveAsk { notes, .. }) = &self.ask else { unreachable!("a load publishes nothing") };
+        let Some(Found::Begun { checkpoint, .. }) = self.found else { unreachable!("a save has a directory") };
+        let mut clocks: BTreeMap<u64, u64> = steps.iter().map(|at| (at.clock.0, at.step)).collect();
+        let mut rounds: BTreeMap<u64, u64> = BTreeMap::new();
+        for at in self.written.values().flat_map(|written| &written.rounds) {
+            if rounds.insert(at.clock.0, at.step).is_some_and(|before| before != at.step) {
+                return Err(Error::FailedPrecondition {
+                    what: "a server was away while it was to be frozen, and has other rounds than the others"
+                        .to_owned(),
+                    hint: "save again".to_owned(),
+                });
+            }
+        }
+        clocks.extend(rounds);
+        let table = |written: &Written| {
+            written.table.as_ref().map(|table| SavedTable {
+                file: table.name.clone(),
+                bytes: table.bytes,
+                checksum: table.checksum,
+            })
+        };
+        Ok(Manifest {
+            format: FORMAT,
+            job: job.to_owned(),
+            life: String::new(),
+            checkpoint,
+            clocks: clocks.into_iter().map(|(clock, step)| SavedClock { clock, step }).collect(),
+            tensors: self.tensors.iter().map(SavedTensor::of).collect(),
+            tables: self.written.values().filter_map(table).collect(),
+            notes: notes.clone(),
+        })
+    }
+
+    fn saved(&self) -> Checkpointed {
+        let Some(Found::Begun { checkpoint, ref directory }) = self.found else { unreachable!("it was published") };
+        let CheckpointAsk::Save(SaveAsk { notes, .. }) = &self.ask else { unreachable!("a load publishes nothing") };
+        let mut steps: Vec<ClockStep> = self.written.values().flat_map(|written| written.rounds.clone()).collect();
+        steps.sort_unstable();
+        steps.dedup();
+        Checkpointed {
+            checkpoint,
+            directory: directory.clone(),
+            tensors: self.tensors.len() as u64,
+            bytes: self.bytes(),
+            // With the manifest.
+            files: self.written.values().map(|written| written.files).sum::<u64>() + 1,
+            steps,
+            notes: notes.clone(),
+        }
+    }
+
+    fn loaded(&self) -> Checkpointed {
+        let (directory, manifest) = self.whole();
+        Checkpointed {
+            checkpoint: manifest.checkpoint,
+            directory: directory.to_owned(),
+            tensors: self.tensors.iter().filter(|tensor| manifest.tensor(&tensor.name).is_some()).count() as u64,
+            bytes: self.bytes(),
+            files: manifest.tables.len() as u64 + 1,
+            steps: manifest.steps(),
+            notes: manifest.notes.clone(),
+        }
+    }
+
+    fn whole(&self) -> (&str, &Manifest) {
+        let Some(Found::Whole { directory, manifest }) = &self.found else { unreachable!("servers have read it") };
+        (directory, manifest)
+    }
+
+    fn bytes(&self) -> u64 {
+        self.written.values().map(|written| written.bytes).sum()
+    }
+
+    fn described(&self) -> String {
+        match &self.ask {
+            CheckpointAsk::Save(SaveAsk { path, .. }) => format!("saving a checkpoint in {path:?}"),
+            CheckpointAsk::Load(LoadAsk { path, .. }) => format!("loading a checkpoint of {path:?}"),
+        }
+    }
+}
+
+impl Turn {
+    fn answer(answer: Answer) -> Self {
+        Self { answer: Some(answer), ..Self::default() }
+    }
+}
