@@ -12,7 +12,7 @@ This module works with any buffer and imports no framework; `gradlane.torch` off
 
 from __future__ import annotations
 
-from gradlane import elastic, modes, parameters, rules, timeline
+from gradlane import checkpoint, elastic, modes, parameters, rules, timeline
 from gradlane._collectives import (
     all_gather,
     all_gather_async,
@@ -55,6 +55,7 @@ from gradlane.errors import (
     CertExpiredError,
     ChecksumError,
     ConfigError,
+    CorruptCheckpointError,
     DeviceError,
     DuplicateRankError,
     Error,
@@ -67,6 +68,7 @@ from gradlane.errors import (
     MismatchError,
     NotFiniteError,
     NotFormedError,
+    NotFoundError,
     NotInitializedError,
     PeerLostError,
     ProtocolError,
@@ -99,6 +101,7 @@ __all__ = [
     "ChecksumError",
     "Compression",
     "ConfigError",
+    "CorruptCheckpointError",
     "DeviceError",
     "DuplicateRankError",
     "Error",
@@ -115,6 +118,7 @@ __all__ = [
     "MismatchError",
     "NotFiniteError",
     "NotFormedError",
+    "NotFoundError",
     "NotInitializedError",
     "PeerLostError",
     "ProcessSet",
@@ -145,6 +149,7 @@ __all__ = [
     "barrier",
     "broadcast",
     "broadcast_object",
+    "checkpoint",
     "declare",
     "elastic",
     "grouped_push_pull",

@@ -122,6 +122,9 @@ class _MetricRow(TypedDict):
     unit: Literal["bytes"] | None
     help: str
 
+_Checkpointed = tuple[int, str, int, int, int, list[tuple[int, int]], str]
+"""The number, the directory, the tensors, the bytes, the files, the steps of the clocks by key, and the notes."""
+
 @final
 class Session:
     """This process' membership in a job."""
@@ -418,6 +421,23 @@ def wrap_join(settings: dict[str, str], job: str, join: str) -> str:
 
 def unwrap_join(settings: dict[str, str], job: str, text: str) -> str:
     """The join string that rank 0 of `job` has wrapped."""
+
+def save_checkpoint(session: Session, path: str, keep: int | None, notes: str, timeout: float) -> _Checkpointed:
+    """Saves the parameters of the job, and waits until they are on the disk."""
+
+def load_checkpoint(
+    session: Session, path: str, checkpoint: int | None, missing: str, what: tuple[bool, bool], timeout: float
+) -> _Checkpointed:
+    """Loads them. `what`: whether the checkpoint may have more tensors, and whether what the rules keep is loaded too."""
+
+def export_checkpoint(path: Path, checkpoint: int | None, file: Path) -> None:
+    """Writes the values of a checkpoint to one file in the form of safetensors."""
+
+def read_manifest(path: Path, checkpoint: int | None) -> tuple[str, Path]:
+    """The manifest of a checkpoint of this directory as JSON, and its own directory."""
+
+def read_tensor(path: Path, checkpoint: int, name: str) -> bytes:
+    """The values of a tensor of the checkpoint, in little-endian bytes."""
 
 def config_report(arguments: dict[str, str]) -> str: ...
 def step_timeout(arguments: dict[str, str]) -> float:

@@ -25,6 +25,7 @@ __all__ = [
     "CertExpiredError",
     "ChecksumError",
     "ConfigError",
+    "CorruptCheckpointError",
     "DeviceError",
     "DuplicateRankError",
     "Error",
@@ -37,6 +38,7 @@ __all__ = [
     "MismatchError",
     "NotFiniteError",
     "NotFormedError",
+    "NotFoundError",
     "NotInitializedError",
     "PeerLostError",
     "ProtocolError",
@@ -59,7 +61,7 @@ class Error(RuntimeError):
     """Base class of all exceptions of Gradlane.
 
     Attributes:
-        code: the class of failure: `InvalidArgument`, `AlreadyExists`, `FailedPrecondition`, `Aborted`,
+        code: the class of failure: `InvalidArgument`, `NotFound`, `AlreadyExists`, `FailedPrecondition`, `Aborted`,
             `DeadlineExceeded`, `Unavailable`, `ResourceExhausted`, `Cancelled`, `Fenced`, `Unauthenticated`,
             `DataLoss`, `Unimplemented` or `Internal`.
         retryable: whether the same call may succeed later without other changes.
@@ -162,6 +164,28 @@ class DuplicateRankError(Error):
     """Two processes want one rank."""
 
     code = "AlreadyExists"
+
+
+class NotFoundError(Error):
+    """Something that was asked for by its name is not there, such as a checkpoint or one of its tensors."""
+
+    code = "NotFound"
+
+
+class CorruptCheckpointError(Error):
+    """A file of a checkpoint is not what it was when it was saved. Nothing was loaded.
+
+    Attributes:
+        file: the file.
+        problem: what is wrong with it.
+    """
+
+    code = "DataLoss"
+
+    def __init__(self, message: str, **fields: Any) -> None:
+        super().__init__(message, **fields)
+        self.file: str | None = fields.get("file")
+        self.problem: str | None = fields.get("problem")
 
 
 class TimeoutError(Error, builtins.TimeoutError):  # the builtin's name on purpose: `except TimeoutError` catches both

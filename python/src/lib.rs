@@ -7,6 +7,7 @@
 use pyo3::prelude::*;
 
 mod batch;
+mod checkpoint;
 mod copies;
 mod embedded;
 mod errors;
@@ -36,6 +37,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     errors::register(module)?;
     metrics::register(module)?;
     reduction::register(module)?;
+    checkpoint::register(module)?;
     lent::register(module)?;
     launch::register(module)
 }

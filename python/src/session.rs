@@ -30,7 +30,7 @@ use crate::wait::{SLICE, duration, in_background, wait_interruptibly};
 
 /// The membership of a process in a job. All blocking calls release the interpreter lock.
 #[pyclass(frozen, module = "gradlane._core")]
-pub(crate) struct Session(Own<Parts>);
+pub(crate) struct Session(pub(crate) Own<Parts>);
 
 /// The number of a step, and the ranks of the workers behind it.
 type Passed = (u64, Vec<u32>);

@@ -78,7 +78,7 @@ pub fn told_by_kernel(proc: &Path) -> Result<String, PathBuf> {
 ///
 /// # Panics
 /// If the operating system provides no randomness, because nothing secure is possible without it.
-fn incarnation() -> Incarnation {
+pub fn incarnation() -> Incarnation {
     let mut bytes = [0; 16];
     getrandom::fill(&mut bytes).expect("the operating system provides randomness");
     Incarnation(u128::from_le_bytes(bytes))

@@ -9,10 +9,11 @@ use super::{
 };
 use crate::error::{Claim, ERRORS, Error, ErrorKind, FieldSource, Tensors};
 use crate::types::{
-    Access, Address, Average, ClockKey, Closing, CodecSpec, DType, Effect, Encoding, Epoch, Fate, Holdings,
-    Incarnation, MachineId, Member, Mode, NodeId, Op, Optimizer, PartId, PartLayout, Participants, Passage, Phase,
-    Piece, Process, Role, Round, Rule, Scheme, ServerId, Span, StepReport, StoreAnswer, StoreAsk, SumId, TensorKey,
-    TensorKind, TensorSpec, Tick, Ticked, Time, Update, Version, View, Wiring, WorkerId, WorkerSet, WorkersKey,
+    Access, Address, Average, CheckpointAsk, Checkpointed, ClockKey, ClockStep, Closing, CodecSpec, DType, Effect,
+    Encoding, Epoch, Fate, Holdings, Incarnation, LoadAsk, MachineId, Member, Missing, Mode, NodeId, Op, Optimizer,
+    Order, PartId, PartLayout, Participants, Passage, Phase, Piece, Plan, Process, Role, Round, Rule, SaveAsk, Scheme,
+    ServerId, Span, StepReport, StoreAnswer, StoreAsk, SumId, TableFile, Task, TensorKey, TensorKind, TensorSpec, Tick,
+    Ticked, Time, Update, Version, View, Wiring, WorkerId, WorkerSet, WorkersKey, Written,
 };
 
 /// A mode by a clock.
@@ -150,6 +151,55 @@ pub fn frames() -> Vec<Frame> {
         Frame::Renewed { outcome: Ok(vec![0x30, 0x82]) },
         Frame::Renewed { outcome: Err(Error::Cancelled) },
         Frame::WorkersKey(WorkersKey([0xcd; 32])),
+        Frame::Checkpoint {
+            request: 15,
+            ask: CheckpointAsk::Save(SaveAsk {
+                path: "p".to_owned(),
+                keep: Some(3),
+                notes: "{}".to_owned(),
+                wait: Duration::from_secs(1),
+            }),
+        },
+        Frame::Checkpoint {
+            request: 16,
+            ask: CheckpointAsk::Load(LoadAsk {
+                path: "p".to_owned(),
+                checkpoint: Some(4),
+                missing: Missing::Zero,
+                ignore_extra: true,
+                with_state: false,
+                wait: Duration::from_secs(1),
+            }),
+        },
+        Frame::Obeyed {
+            order: 5,
+            outcome: Ok(Written {
+                table: Some(TableFile { name: "t".to_owned(), bytes: 6, checksum: 7 }),
+                files: 3,
+                bytes: 8,
+                rounds: vec![ClockStep { clock: ClockKey(9), step: 7 }],
+            }),
+        },
+        Frame::Obeyed { order: 5, outcome: Err(Error::Cancelled) },
+        Frame::Checkpointed {
+            request: 15,
+            outcome: Ok(Checkpointed {
+                checkpoint: 4,
+                directory: "p/checkpoint-4".to_owned(),
+                tensors: 2,
+                bytes: 8,
+                files: 4,
+                steps: vec![ClockStep { clock: ClockKey(9), step: 7 }],
+                notes: "{}".to_owned(),
+            }),
+        },
+        Frame::Order(Order { number: 5, task: Task::Save { directory: "d".to_owned(), checkpoint: 4, plan: plan() } }),
+        Frame::Order(Order {
+            number: 6,
+            task: Task::Read { directory: "d".to_owned(), with_state: true, plan: plan() },
+        }),
+        Frame::Order(Order { number: 6, task: Task::Apply { bases: vec![ClockStep { clock: ClockKey(9), step: 3 }] } }),
+        Frame::Order(Order { number: 6, task: Task::Cancel }),
     ]
 }
 
@@ -347,6 +397,10 @@ impl FieldSource for SampleFields {
     fn epoch(&mut self, _: &str) -> Result<Epoch, Self::Fault> {
         Ok(Epoch { term: 2, number: 3 })
     }
+}
+
+fn plan() -> Plan {
+    Plan { tensors: vec![TensorSpec::parameter("p", DType::F16, vec![3, 4])], parts: vec![part()] }
 }
 
 /// A part of one piece: elements 4 to 12 of a tensor of half floats.

@@ -14,9 +14,12 @@ use gradlane_core::engine::{
 use gradlane_core::mem::Doubt;
 use gradlane_core::metrics::Instance;
 use gradlane_core::runtime::exporter::{Exporter, Exposure};
-use gradlane_core::types::{HostPlace, StoreAnswer, StoreAsk, TensorSpec, Tick, Ticked, WorkerId, WorkersKey};
+use gradlane_core::types::{
+    CheckpointAsk, Checkpointed, HostPlace, StoreAnswer, StoreAsk, TensorSpec, Tick, Ticked, WorkerId, WorkersKey,
+};
 use gradlane_core::{Error, Result};
 
+use crate::own_checkpoints::OwnCheckpoints;
 use crate::own_store::OwnStore;
 use crate::parameters::Parameters;
 use crate::place::{ALONE, Ended, Place};
@@ -33,6 +36,7 @@ pub(crate) struct Alone {
     doubt: Doubt,
     followed: Arc<Followed>,
     parameters: Parameters,
+    checkpoints: OwnCheckpoints,
     store: OwnStore,
     finite: FiniteCheck,
     metrics: Metrics,
@@ -61,6 +65,7 @@ impl Alone {
             doubt,
             followed,
             parameters,
+            checkpoints: OwnCheckpoints::new(config),
             store,
             finite,
             metrics,
@@ -185,6 +190,11 @@ impl Place for Alone {
     fn tick(&self, tick: Tick, _: Option<Duration>) -> Result<Ticked> {
         self.begin()?;
         self.parameters.tick(tick)
+    }
+
+    fn checkpoint(&self, ask: CheckpointAsk) -> Result<Checkpointed> {
+        self.begin()?;
+        self.checkpoints.work(ask, &self.parameters)
     }
 
     /// Nobody has to agree.

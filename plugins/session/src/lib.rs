@@ -25,6 +25,7 @@ mod devices;
 mod embedded;
 mod memory;
 mod operation;
+mod own_checkpoints;
 mod own_process;
 mod own_store;
 mod owners;

@@ -5,15 +5,19 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use gradlane_core::cluster::ticks;
 use gradlane_core::engine::{Memory, ParameterUse};
-use gradlane_core::mem::Region;
+use gradlane_core::mem::{Pool, Region};
 use gradlane_core::reduce::{Kernels, OptimizerState};
 use gradlane_core::types::{
-    Access, Ask, Average, Effect, Fate, Mode, TensorSpec, Tick, Ticked, Update, Version, WorkerId,
+    Access, Ask, Average, ClockKey, ClockStep, Effect, Fate, Mode, PartId, TensorSpec, Tick, Ticked, Update, Version,
+    WorkerId,
 };
 use gradlane_core::wire::limits;
 use gradlane_core::{Error, Result};
 
+use gradlane_server::checkpoint::FrozenPart;
+
 use crate::memory::{bytes_of, bytes_of_mut};
+use crate::own_checkpoints::part_of;
 
 /// The parameters and the clocks, by name.
 #[derive(Debug)]
@@ -26,6 +30,8 @@ pub(crate) struct Parameters {
 struct Kept {
     parameters: BTreeMap<String, Parameter>,
     clocks: BTreeMap<String, OwnClock>,
+    /// From which steps clocks begin, since a checkpoint was loaded.
+    bases: BTreeMap<ClockKey, u64>,
 }
 
 /// A clock that one worker ticks.
@@ -34,6 +40,8 @@ struct OwnClock {
     mode: Mode,
     /// The rounds that were finished.
     finished: u64,
+    /// What is added to them to make the global step, modulo 2^64.
+    base: u64,
     /// Whether it is ticked no more.
     has_left: bool,
 }
@@ -105,7 +113,7 @@ impl Parameters {
     pub(crate) fn access(&self, asked: Checked) -> Result<Effect> {
         let Checked { tensor, access, clock_at, value, into } = asked;
         let mut kept = self.lock();
-        let Kept { parameters, clocks } = &mut *kept;
+        let Kept { parameters, clocks, .. } = &mut *kept;
         let parameter = parameters.entry(tensor.name.clone()).or_insert_with(|| Parameter::unset(&tensor));
         if let Some(difference) = parameter.tensor.declared().difference(&tensor.declared()) {
             return Err(difference.into_error(tensor.name, WorkerId(0), WorkerId(0)));
@@ -151,8 +159,9 @@ impl Parameters {
         limits::check_ask(&Ask::Tick(tick.clone()))?;
         let Tick { clock: name, mode, round, leaves, .. } = tick;
         let mut kept = self.lock();
-        let Kept { parameters, clocks } = &mut *kept;
-        let clock = clocks.entry(name.clone()).or_insert(OwnClock { mode, finished: 0, has_left: false });
+        let Kept { parameters, clocks, bases } = &mut *kept;
+        let base = mode.clock.and_then(|clock| bases.get(&clock)).copied().unwrap_or_default();
+        let clock = clocks.entry(name.clone()).or_insert(OwnClock { mode, finished: 0, base, has_left: false });
         if leaves {
             clock.has_left = true;
         } else {
@@ -161,10 +170,75 @@ impl Parameters {
         if round == clock.finished + 1 && !leaves {
             clock.finished = round;
             for parameter in parameters.values_mut().filter(|parameter| parameter.tensor.kind.mode() == mode) {
-                parameter.close(self.kernels, round);
+                parameter.close(self.kernels, round, clock.base.wrapping_add(round - 1));
             }
         }
-        Ok(Ticked { round: clock.finished, step: clock.finished, ahead: 0, fate: Fate::Accepted })
+        Ok(Ticked { round: clock.finished, step: clock.step(), ahead: 0, fate: Fate::Accepted })
+    }
+
+    /// All parameters as they are now, what their parts have, and how far the clocks are.
+    ///
+    /// # Errors
+    /// [`Error::FailedPrecondition`] if one has no value.
+    pub(crate) fn frozen(
+        &self,
+        pool: &Pool,
+    ) -> Result<(Vec<TensorSpec>, BTreeMap<PartId, FrozenPart>, Vec<ClockStep>)> {
+        let kept = self.lock();
+        let mut parts = BTreeMap::new();
+        for parameter in kept.parameters.values() {
+            if !parameter.is_set() {
+                return Err(Error::FailedPrecondition {
+                    what: format!("parameter {} has no value", parameter.tensor.name),
+                    hint: "initialise all parameters before saving them, or undeclare it".to_owned(),
+                });
+            }
+            let mut block = pool.lease(parameter.value.len());
+            block.copy_from_slice(&parameter.value);
+            let frozen = FrozenPart {
+                version: parameter.version,
+                blocks: vec![block.freeze()],
+                optimizer: parameter.optimizer.clone(),
+            };
+            parts.insert(part_of(&parameter.tensor), frozen);
+        }
+        let step = |clock: &OwnClock| Some(ClockStep { clock: clock.mode.clock?, step: clock.step() });
+        let steps = kept.clocks.values().filter_map(step).collect();
+        Ok((kept.tensors(), parts, steps))
+    }
+
+    /// The parameters that were used.
+    pub(crate) fn tensors(&self) -> Vec<TensorSpec> {
+        self.lock().tensors()
+    }
+
+    /// Puts what was read in the place of the values, and lets clocks go on from these steps.
+    ///
+    /// # Errors
+    /// [`Error::FailedPrecondition`] if a round has begun, and then nothing is changed.
+    pub(crate) fn restore(&self, parts: &BTreeMap<PartId, FrozenPart>, steps: &[ClockStep]) -> Result<()> {
+        let mut kept = self.lock();
+        let begun = kept.parameters.values().find_map(|parameter| Some((parameter, parameter.of_round.as_ref()?.0)));
+        if let Some((Parameter { tensor, .. }, round)) = begun {
+            return Err(Error::FailedPrecondition {
+                what: format!("round {round} has begun: there is a gradient of {}", tensor.name),
+                hint: "load between two rounds".to_owned(),
+            });
+        }
+        for parameter in kept.parameters.values_mut() {
+            if let Some(frozen) = parts.get(&part_of(&parameter.tensor)) {
+                parameter.value = frozen.blocks.iter().flat_map(|block| block.iter().copied()).collect();
+                parameter.optimizer.clone_from(&frozen.optimizer);
+                parameter.version = if parameter.is_set() { Version(parameter.version.0 + 1) } else { frozen.version };
+            }
+        }
+        let Kept { clocks, bases, .. } = &mut *kept;
+        *bases = steps.iter().map(|at| (at.clock, at.step)).collect();
+        for clock in clocks.values_mut() {
+            let step = clock.mode.clock.and_then(|key| bases.get(&key)).copied().unwrap_or_default();
+            clock.base = step.wrapping_sub(clock.finished);
+        }
+        Ok(())
     }
 
     /// Forgets the parameters with these names.
@@ -177,6 +251,12 @@ impl Parameters {
 
     fn lock(&self) -> MutexGuard<'_, Kept> {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Kept {
+    fn tensors(&self) -> Vec<TensorSpec> {
+        self.parameters.values().map(|parameter| parameter.tensor.clone()).collect()
     }
 }
 
@@ -226,10 +306,10 @@ impl Parameter {
         Ok(Effect { version: self.version, fate, lag: 0 })
     }
 
-    /// A round is closed.
-    fn close(&mut self, kernels: Kernels, round: u64) {
+    /// A round is closed, before which the job had made so many steps.
+    fn close(&mut self, kernels: Kernels, round: u64, global_step: u64) {
         if let Some((_, gradient)) = self.of_round.take_if(|(of, _)| *of == round) {
-            self.change(kernels, Update::Step, Some(round - 1), &gradient);
+            self.change(kernels, Update::Step, Some(global_step), &gradient);
         }
     }
 
@@ -263,6 +343,11 @@ impl Parameter {
 }
 
 impl OwnClock {
+    /// The global step.
+    fn step(&self) -> u64 {
+        self.base.wrapping_add(self.finished)
+    }
+
     fn check(&self, name: &str, mode: Mode, round: u64) -> Result<()> {
         let me = WorkerId(0);
         if mode != self.mode {

@@ -8,7 +8,9 @@ use gradlane_core::device::Device;
 use gradlane_core::engine::{BatchSubmission, Engine, FeedbackState, Handle, ParameterUse, Step, Submission, Timeline};
 use gradlane_core::mem::Doubt;
 use gradlane_core::metrics::Instance;
-use gradlane_core::types::{HostPlace, StoreAnswer, StoreAsk, TensorSpec, Tick, Ticked, WorkersKey};
+use gradlane_core::types::{
+    CheckpointAsk, Checkpointed, HostPlace, StoreAnswer, StoreAsk, TensorSpec, Tick, Ticked, WorkersKey,
+};
 
 /// Runs when an operation has ended, with the id of its handle.
 pub(crate) type Ended = Box<dyn FnOnce(u64) + Send>;
@@ -56,6 +58,8 @@ pub(crate) trait Place: Send + Sync {
     fn ask_store(&self, ask: StoreAsk, timeout: Option<Duration>) -> Result<StoreAnswer>;
 
     fn tick(&self, tick: Tick, timeout: Option<Duration>) -> Result<Ticked>;
+
+    fn checkpoint(&self, ask: CheckpointAsk) -> Result<Checkpointed>;
 
     fn begin_step_at_once(&self) -> Result<Option<Step>>;
 
@@ -176,6 +180,10 @@ impl Place for Engine {
 
     fn tick(&self, tick: Tick, timeout: Option<Duration>) -> Result<Ticked> {
         self.tick(tick, timeout)
+    }
+
+    fn checkpoint(&self, ask: CheckpointAsk) -> Result<Checkpointed> {
+        self.checkpoint(ask)
     }
 
     fn begin_step_at_once(&self) -> Result<Option<Step>> {

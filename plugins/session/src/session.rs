@@ -15,7 +15,8 @@ use gradlane_core::runtime::exporter::Exporter;
 use gradlane_core::runtime::process;
 use gradlane_core::transport::router::Router;
 use gradlane_core::types::{
-    HostPlace, Participants, Role, StoreAnswer, StoreAsk, TensorSpec, Tick, Ticked, WorkerId, WorkerSet, WorkersKey,
+    CheckpointAsk, Checkpointed, HostPlace, Participants, Role, StoreAnswer, StoreAsk, TensorSpec, Tick, Ticked,
+    WorkerId, WorkerSet, WorkersKey,
 };
 use gradlane_core::{Error, Result};
 use gradlane_server::launch::entering::Found;
@@ -309,6 +310,15 @@ impl Session {
     /// As [`Engine::tick`].
     pub fn tick(&self, tick: Tick, timeout: Option<Duration>) -> Result<Ticked> {
         self.place.tick(tick, timeout)
+    }
+
+    /// Saves the parameters of the job, or loads them; see [`Engine::checkpoint`]. In a job of one worker without servers, this process writes
+    /// and reads all files.
+    ///
+    /// # Errors
+    /// As [`Engine::checkpoint`].
+    pub fn checkpoint(&self, ask: CheckpointAsk) -> Result<Checkpointed> {
+        self.place.checkpoint(ask)
     }
 
     /// Begins a step of the training; see [`Engine::begin_step`].

@@ -159,20 +159,29 @@ impl Saving {
 /// [`Error::InvalidArgument`] for a path that leads out of `root`; [`Error::NotFound`]; [`Error::CorruptCheckpoint`]; [`Error::Io`].
 pub fn find(root: &Path, path: &str, number: Option<u64>) -> Result<(String, Manifest)> {
     let relative = below(root, path)?;
-    let directory = root.join(&relative);
+    let (directory, manifest) = open(&root.join(&relative), number)?;
+    let name = directory.file_name().expect("it has the name of a checkpoint");
+    Ok((relative.join(name).to_string_lossy().into_owned(), manifest))
+}
+
+/// Finds the checkpoint `number`, or the latest, in a directory. Returns its own directory.
+///
+/// # Errors
+/// [`Error::NotFound`]; [`Error::CorruptCheckpoint`]; [`Error::Io`].
+pub fn open(path: &Path, number: Option<u64>) -> Result<(PathBuf, Manifest)> {
     let number = match number {
         Some(number) => number,
-        None => latest(&directory)?,
+        None => latest(path)?,
     };
-    let manifest = Manifest::read(&directory.join(format!("{NAME}{number}")))?;
+    let directory = path.join(format!("{NAME}{number}"));
+    let manifest = Manifest::read(&directory)?;
     if manifest.checkpoint != number {
         return Err(corrupt(
             MANIFEST,
             format!("is that of checkpoint {}, in the directory of {number}", manifest.checkpoint),
         ));
     }
-    let relative = relative.join(format!("{NAME}{number}"));
-    Ok((relative.to_string_lossy().into_owned(), manifest))
+    Ok((directory, manifest))
 }
 
 /// The number of the latest checkpoint in a directory.

@@ -154,6 +154,11 @@ impl Manifest {
         parse(&path)
     }
 
+    /// Its text.
+    pub fn to_json(&self) -> String {
+        String::from_utf8(bytes_of(self)).expect("JSON is UTF-8")
+    }
+
     /// Of each clock the global step.
     pub fn steps(&self) -> Vec<ClockStep> {
         self.clocks

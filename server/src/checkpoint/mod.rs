@@ -21,16 +21,20 @@
 //! **Not by server.** Elements are found by the name of their tensor and their place in it, so any number of servers and any size of parts can
 //! load what others have saved.
 
+mod compare;
 mod directory;
+mod export;
 mod manifest;
 mod part;
 mod read;
 mod write;
 
-pub use directory::{Saving, find, root};
+pub use compare::compare;
+pub use directory::{Saving, find, open, root};
+pub use export::export;
 pub use manifest::{FORMAT, Manifest, SavedClock, SavedTable, SavedTensor};
 pub use part::FrozenPart;
-pub use read::{Source, check_tensor, read};
+pub use read::{Source, read, read_tensor};
 pub use write::write;
 
 use gradlane_core::error::Error;

@@ -14,7 +14,8 @@ use gradlane_core::types::{DType, PartId, PartLayout, Plan, Rule, Span, TensorSp
 use gradlane_core::wire::checksum;
 use safetensors::tensor::Metadata;
 
-use super::manifest::{Entry, Manifest, Run, SavedTensor, State, table};
+use super::compare::check_tensor;
+use super::manifest::{Entry, Manifest, Run, State, table};
 use super::write::{form, places};
 use super::{FrozenPart, corrupt, io};
 
@@ -47,6 +48,26 @@ pub fn read(
     }
     reach(Failpoint::CheckpointRead);
     Ok(parts)
+}
+
+/// The values of one tensor of a checkpoint, in little-endian bytes.
+///
+/// # Errors
+/// [`Error::NotFound`] if there is none of this name; as [`read`] else.
+pub fn read_tensor(directory: &Path, manifest: &Manifest, name: &str) -> Result<Vec<u8>> {
+    let Some(tensor) = manifest.tensor(name) else {
+        return Err(Error::NotFound {
+            what: format!("tensor {name} in checkpoint {}", manifest.checkpoint),
+            hint: "give the name of one that was saved".to_owned(),
+        });
+    };
+    let spec = TensorSpec::new(name, tensor.dtype()?, tensor.shape.clone());
+    let bytes =
+        spec.bytes().ok_or_else(|| corrupt(super::manifest::MANIFEST, format!("tensor {name} is too large")))?;
+    let mut values = vec![0; place(bytes)];
+    let whole = Span { offset: 0, bytes };
+    Saved::open(directory, manifest)?.fill(&spec, spec.dtype, whole, &mut values, |_, _, _, _| Ok(()))?;
+    Ok(values)
 }
 
 /// The files of a checkpoint.
@@ -281,28 +302,6 @@ impl Entries {
 
 /// The most bytes of a header in the form of safetensors, as other readers of it have it.
 const HEADER_BYTES_MAX: u64 = 100 << 20;
-
-/// Refuses a tensor that was saved with another element type or shape.
-///
-/// # Errors
-/// [`Error::FailedPrecondition`] that names both.
-pub fn check_tensor(saved: &SavedTensor, tensor: &TensorSpec) -> Result<()> {
-    if saved.dtype()? == tensor.dtype && saved.shape == tensor.shape {
-        return Ok(());
-    }
-    let shape = |shape: &[u64]| shape.iter().map(u64::to_string).collect::<Vec<_>>().join(", ");
-    Err(Error::FailedPrecondition {
-        what: format!(
-            "tensor {}: it was saved as {} of shape ({}), and is {} of shape ({}) here",
-            tensor.name,
-            saved.dtype,
-            shape(&saved.shape),
-            tensor.dtype,
-            shape(&tensor.shape)
-        ),
-        hint: "declare it as it was saved".to_owned(),
-    })
-}
 
 fn copied(pool: &Pool, bytes: &[u8]) -> Lease {
     let mut lease = pool.lease(bytes.len());

@@ -3,18 +3,21 @@
 use std::borrow::Cow;
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::File;
+use std::fs::{File, Permissions};
 use std::io::Write;
 use std::ops::Range;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-use gradlane_core::error::Result;
+use gradlane_core::error::{Error, Result};
 use gradlane_core::local::failpoint::{Failpoint, reach};
 use gradlane_core::mem::Frozen;
 use gradlane_core::reduce::OptimizerState;
 use gradlane_core::types::{DType, PartId, PartLayout, Piece, Plan, ServerId, Span, TableFile, TensorSpec, Written};
 use gradlane_core::wire::checksum;
+use safetensors::SafeTensorError;
 use safetensors::tensor::{Dtype, View};
+use tempfile::NamedTempFile;
 
 use super::manifest::{Entry, FORMAT, Row, Run, State, Table, bytes_of};
 use super::{FrozenPart, io};
@@ -67,28 +70,29 @@ pub(super) fn write_file(
     name: &str,
     write: impl FnOnce(&mut File) -> std::io::Result<()>,
 ) -> Result<()> {
-    let what = || io(format!("writing {}", directory.join(name).display()));
-    let mut file = tempfile::Builder::new().prefix(PARTIAL).tempfile_in(directory).map_err(what())?;
-    write(file.as_file_mut()).map_err(what())?;
-    finish(file, directory, name)
+    let path = directory.join(name);
+    let mut file = temporary(directory)?;
+    write(file.as_file_mut()).map_err(io(format!("writing {}", path.display())))?;
+    persist(file, &path)
 }
 
 /// Files whose names begin so are not whole.
 pub(super) const PARTIAL: &str = ".partial-";
 
-fn finish(file: tempfile::NamedTempFile, directory: &Path, name: &str) -> Result<()> {
-    let path = directory.join(name);
-    let what = || io(format!("writing {}", path.display()));
-    file.as_file().sync_all().map_err(what())?;
-    // Others may read it, as they may read any file that its owner makes.
-    set_readable(file.as_file()).map_err(what())?;
-    file.persist(&path).map_err(|error| what()(error.error))?;
-    Ok(())
+/// A file that is not whole, and goes if it does not become so.
+pub(super) fn temporary(directory: &Path) -> Result<NamedTempFile> {
+    let made = tempfile::Builder::new().prefix(PARTIAL).tempfile_in(directory);
+    made.map_err(io(format!("making a file in {}", directory.display())))
 }
 
-fn set_readable(file: &File) -> std::io::Result<()> {
-    use std::os::unix::fs::PermissionsExt;
-    file.set_permissions(std::fs::Permissions::from_mode(0o644))
+/// Brings a file to the disk, and gives it its name.
+pub(super) fn persist(file: NamedTempFile, path: &Path) -> Result<()> {
+    let what = || io(format!("writing {}", path.display()));
+    // Others may read it, as they may read most files.
+    file.as_file().set_permissions(Permissions::from_mode(0o644)).map_err(what())?;
+    file.as_file().sync_all().map_err(what())?;
+    file.persist(path).map_err(|error| what()(error.error))?;
+    Ok(())
 }
 
 /// Brings the names in a directory to the disk.
@@ -155,14 +159,17 @@ impl<'a> Entries<'a> {
     }
 
     fn write(&self, directory: &Path, name: &str, checkpoint: u64) -> Result<()> {
-        let what = || format!("writing {}", directory.join(name).display());
-        let file = tempfile::Builder::new().prefix(PARTIAL).tempfile_in(directory).map_err(io(what()))?;
+        let path = directory.join(name);
+        let file = temporary(directory)?;
         let about = [("writer", "gradlane".to_owned()), ("checkpoint", checkpoint.to_string())];
         let about = about.into_iter().map(|(key, value)| (key.to_owned(), value)).collect();
         let views = self.views.iter().map(|(name, bytes)| (name, bytes));
-        safetensors::serialize_to_file(views, Some(about), file.path())
-            .map_err(|error| gradlane_core::Error::Io { what: what(), cause: error.to_string() })?;
-        finish(file, directory, name)
+        let failed = |error: SafeTensorError| Error::Io {
+            what: format!("writing {}", path.display()),
+            cause: error.to_string(),
+        };
+        safetensors::serialize_to_file(views, Some(about), file.path()).map_err(failed)?;
+        persist(file, &path)
     }
 }
 

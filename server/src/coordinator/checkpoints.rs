@@ -16,7 +16,7 @@ use gradlane_core::types::{
     TensorSpec, Time, WorkerId, Written,
 };
 
-use crate::checkpoint::{FORMAT, Manifest, SavedClock, SavedTable, SavedTensor, check_tensor};
+use crate::checkpoint::{FORMAT, Manifest, SavedClock, SavedTable, SavedTensor, compare};
 
 /// The machine.
 #[derive(Default, Debug)]
@@ -364,7 +364,7 @@ impl Open {
                 }
             }
             (Found::Whole { directory, manifest }, CheckpointAsk::Load(ask)) => {
-                let lacking = self.compare(manifest, ask)?;
+                let lacking = compare(manifest, &self.tensors, ask)?;
                 let is_read = |tensor: &TensorSpec| {
                     ask.missing == Missing::Zero || !lacking.iter().any(|name| *name == tensor.name)
                 };
@@ -378,35 +378,6 @@ impl Open {
         self.found = Some(found);
         self.stage = Stage::Obeys;
         Ok(())
-    }
-
-    /// The names of parameters that the checkpoint lacks.
-    ///
-    /// # Errors
-    /// [`Error::NotFound`] that names one, where that is not allowed, or a tensor that the job lacks; [`Error::FailedPrecondition`] for another
-    /// element type or shape.
-    fn compare(&self, manifest: &Manifest, ask: &LoadAsk) -> Result<Vec<String>> {
-        let mut lacking = Vec::new();
-        for tensor in &self.tensors {
-            match manifest.tensor(&tensor.name) {
-                Some(saved) => check_tensor(saved, tensor)?,
-                None => lacking.push(tensor.name.clone()),
-            }
-        }
-        if let (Missing::Refuse, Some(name)) = (ask.missing, lacking.first()) {
-            return Err(Error::NotFound {
-                what: format!("parameter {name} in checkpoint {} of {:?}", manifest.checkpoint, ask.path),
-                hint: "say what becomes of missing parameters, or load a checkpoint of this model".to_owned(),
-            });
-        }
-        let is_known = |saved: &&SavedTensor| self.tensors.iter().any(|tensor| tensor.name == saved.name);
-        if let (false, Some(saved)) = (ask.ignore_extra, manifest.tensors.iter().find(|saved| !is_known(saved))) {
-            return Err(Error::NotFound {
-                what: format!("parameter {} of checkpoint {} in this job", saved.name, manifest.checkpoint),
-                hint: "declare it, or ignore what the checkpoint has beside the parameters of this job".to_owned(),
-            });
-        }
-        Ok(lacking)
     }
 
     /// What each server has of the tensors that are wanted.

@@ -412,6 +412,7 @@ impl World {
                 Command::Close { link, error } => self.carry_to_member(link, Delivery::Down(error)),
                 Command::Certify { .. } => unreachable!("nobody asks for a certificate"),
                 Command::ShareKey { .. } => {}
+                Command::Disk(_) => unreachable!("nobody asks for a checkpoint"),
                 Command::Journal(record) => self.journal.push(record.encode()),
                 Command::Event(Event::Finished(_)) if self.coordinator.forms_again() => self.form_again(),
                 Command::Event(Event::Finished(outcome)) => {
@@ -601,6 +602,7 @@ impl Node {
             | MemberEvent::View(_)
             | MemberEvent::Ended { .. }
             | MemberEvent::Close(_)
+            | MemberEvent::Order(_)
             | MemberEvent::Forget { .. }
             | MemberEvent::Boundary { .. }
             | MemberEvent::Passed { .. }

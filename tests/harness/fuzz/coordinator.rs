@@ -12,7 +12,9 @@ use gradlane_core::types::{
 use gradlane_core::wire::Frame;
 use gradlane_core::wire::frame::{Join, Progress, Stall};
 use gradlane_core::wire::limits::FRAME_BYTES_MAX;
-use gradlane_server::coordinator::{Command, Coordinator, CoordinatorConfig, Event, Policy, Record};
+use gradlane_server::coordinator::{
+    Command, Coordinator, CoordinatorConfig, Disk, DiskTask, Event, Found, Policy, Record,
+};
 
 use super::input::Input;
 use super::members::node_id;
@@ -254,6 +256,15 @@ impl World {
                 Command::ShareKey { link } => {
                     let role = self.links.get(&link).map(|(_, role)| *role);
                     assert_eq!(role, Some(Role::Worker), "the key of the workers for another process");
+                }
+                Command::Disk(Disk { number, task }) => {
+                    let outcome = match task {
+                        DiskTask::Begin { .. } => Ok(Found::Begun { checkpoint: 1, directory: "c".to_owned() }),
+                        DiskTask::Publish { .. } => Ok(Found::Published),
+                        DiskTask::Find { .. } => Err(Error::Cancelled),
+                        DiskTask::GiveUp => continue,
+                    };
+                    self.coordinator.handle_disk(number, outcome);
                 }
                 Command::Journal(record) => {
                     let kept = Record::decode(&record.encode()).expect("what was written can be read");

@@ -14,15 +14,16 @@ use gradlane_core::mem::{Copies, Pool};
 use gradlane_core::reduce::Kernels;
 use gradlane_core::transport::Outgoing;
 use gradlane_core::types::{
-    ClockKey, Closing, CodecSpec, DType, ExchangeId, Incarnation, LinkId, Op, PartId, Phase, TensorKey, Time, View,
-    WorkerId,
+    ClockKey, ClockStep, Closing, CodecSpec, DType, ExchangeId, Incarnation, LinkId, Op, Order, PartId, PartLayout,
+    Phase, Piece, Plan, ServerId, Span, Task, TensorKey, TensorKind, Time, Version, View, WorkerId, Written,
 };
 use gradlane_core::wire::{
     About, Contribute, Contribution, Contributors, Header, Reply, Request, Response, Sum, Target, reject, samples,
 };
+use gradlane_server::checkpoint::FrozenPart;
 use gradlane_server::node::Node;
 use gradlane_server::node::accumulator::SumResources;
-use gradlane_server::node::command::{Command, Receipt, Route, Step, ValueStep, Work};
+use gradlane_server::node::command::{Archive, Archived, Command, Errand, Receipt, Route, Step, ValueStep, Work};
 use gradlane_server::node::event::Event;
 use gradlane_server::node::store::Store;
 
@@ -65,6 +66,10 @@ struct World {
     store: Store,
     now: Time,
     view: View,
+    /// What is to be written or read, the oldest first.
+    archives: Vec<Archive>,
+    /// The number of the last order.
+    orders: u64,
     /// Who is at the other end of each link.
     links: BTreeMap<LinkId, u8>,
     links_made: u64,
@@ -117,6 +122,8 @@ impl World {
             routes: BTreeMap::new(),
             ended: BTreeMap::new(),
             receipts: VecDeque::new(),
+            archives: Vec::new(),
+            orders: 0,
         }
     }
 
@@ -163,6 +170,8 @@ impl World {
                     let closing = Closing { clock: ClockKey(1), round, workers };
                     self.node.handle_member(MemberEvent::Close(closing));
                 }
+                18..=21 => self.order(input),
+                22..=24 => self.archived(input),
                 _ => self.node.handle_member(MemberEvent::Forget { key: key(input), error: Error::Cancelled }),
             },
         }
@@ -178,6 +187,50 @@ impl World {
         }
         let below = *below;
         self.node.handle_member(MemberEvent::Ended { keys: vec![key], below });
+    }
+
+    /// The coordinator gives an order, or says one again.
+    fn order(&mut self, input: &mut Input<'_>) {
+        let chosen = input.byte();
+        self.orders += u64::from(chosen & 1);
+        let parts = (0..PARTS).map(|index| PartId { key: key(input), index }).collect::<BTreeSet<_>>();
+        let layout = |part: PartId| PartLayout {
+            part,
+            dtype: DType::F32,
+            kind: TensorKind::PLAIN_PARAMETER,
+            server: ServerId(0),
+            pieces: vec![Piece { tensor: part.key, span: Span { offset: 0, bytes: 64 } }],
+        };
+        let plan = Plan { tensors: Vec::new(), parts: parts.into_iter().map(layout).collect() };
+        let directory = "d".to_owned();
+        let task = match chosen >> 1 & 3 {
+            0 => Task::Save { directory, checkpoint: 1, plan },
+            1 => Task::Read { directory, with_state: true, plan },
+            2 => Task::Apply { bases: vec![ClockStep { clock: ClockKey(1), step: u64::from(input.byte()) }] },
+            _ => Task::Cancel,
+        };
+        self.node.handle_member(MemberEvent::Order(Order { number: self.orders, task }));
+    }
+
+    /// The first order was carried out, or could not be.
+    fn archived(&mut self, input: &mut Input<'_>) {
+        if self.archives.is_empty() {
+            return;
+        }
+        let Archive { order, plan, errand, .. } = self.archives.remove(0);
+        let is_good = input.byte() & 3 > 0;
+        let mut versions = Vec::new();
+        if let (Errand::Read { .. }, true) = (&errand, is_good) {
+            for part in plan.parts.iter().map(|layout| layout.part) {
+                let mut block = Pool::new().lease(64);
+                block.fill(7);
+                let read = FrozenPart { version: Version(1), blocks: vec![block.freeze()], optimizer: None };
+                self.store.take_read(part, order, read);
+                versions.push((part, Version(1)));
+            }
+        }
+        let outcome = if is_good { Ok((Written::default(), versions)) } else { Err(Error::Cancelled) };
+        self.node.handle_archived(Archived { order, outcome });
     }
 
     fn connect(&mut self, node: u8) {
@@ -380,6 +433,8 @@ impl World {
                 }
             }
             Command::Short { .. } => {}
+            Command::Archive(archive) => self.archives.push(archive),
+            Command::Obeyed { .. } => {}
             Command::Stalled { stall } => {
                 assert!(!stall.missing.is_empty(), "a stall names who is missing");
             }
@@ -390,6 +445,11 @@ impl World {
         for event in events {
             match event {
                 Event::Receipt { route, exchange, receipt } => self.receipts.push_back((route, exchange, receipt)),
+                Event::Frozen { order, part, .. } => {
+                    let archive = self.archives.iter().find(|archive| archive.order == order);
+                    let wanted = archive.is_some_and(|archive| archive.plan.parts.iter().any(|of| of.part == part));
+                    assert!(wanted, "a part is frozen for an order");
+                }
                 Event::Send(Outgoing::Answer { exchange, header }) => {
                     let Some(open) = self.exchanges.get_mut(&exchange) else { continue };
                     assert!(matches!(open.answer, Answer::None), "an exchange is answered once");
@@ -470,6 +530,10 @@ impl World {
         }
         self.node.handle_member(MemberEvent::Failed(Error::Cancelled));
         self.settle();
+        while !self.archives.is_empty() {
+            self.archived(&mut Input::new(&[1]));
+            self.settle();
+        }
         let mut seen = BTreeSet::new();
         while let Some(due) = self.node.poll_timeout().filter(|_| seen.len() < 100) {
             assert!(seen.insert(due), "the same timeout again and again");

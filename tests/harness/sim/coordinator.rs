@@ -133,6 +133,7 @@ impl CoordinatorProcess {
                 Command::Certify { .. } => unreachable!("nobody asks for a certificate"),
                 // Simulated workers send no objects.
                 Command::ShareKey { .. } => {}
+                Command::Disk(_) => unreachable!("nobody asks for a checkpoint"),
                 Command::Journal(record) => context.journal.push(record.encode()),
                 Command::Event(event) => self.note(context, event),
             }

@@ -182,6 +182,7 @@ impl ServerProcess {
             Command::Disconnect { link, reason } => self.disconnect(context, link, reason),
             Command::Short { .. } => {}
             Command::Stalled { stall } => self.member.member.report_stall(stall),
+            Command::Archive(_) | Command::Obeyed { .. } => unreachable!("nobody asks for a checkpoint"),
         }
     }
 
@@ -229,7 +230,7 @@ impl ServerProcess {
                 Event::Send(Outgoing::Reject { exchange, about, error }) => {
                     self.reject(context, exchange, about, &error);
                 }
-                Event::Send(_) => {}
+                Event::Send(_) | Event::Frozen { .. } => {}
             }
         }
     }

@@ -233,6 +233,7 @@ impl WorkerProcess {
             MemberEvent::Answered { request, outcome } => self.hear_store(context, request, outcome),
             MemberEvent::Ended { .. }
             | MemberEvent::Close(_)
+            | MemberEvent::Order(_)
             | MemberEvent::Renewed { .. }
             | MemberEvent::WorkersKey(_) => {}
             MemberEvent::Failed(error) => {

@@ -15,7 +15,7 @@ struct Queue {
     bound: &'static str,
 }
 
-const QUEUES: [Queue; 53] = [
+const QUEUES: [Queue; 55] = [
     // Of the control links.
     queue(
         "core/src/transport/quic/control/frames.rs",
@@ -55,6 +55,16 @@ const QUEUES: [Queue; 53] = [
         "64 frames of each link (a_link_is_read_no_further_while_many_of_its_frames_wait), then that link is not read; events of links, which are bounded",
     ),
     queue("server/src/coordinator/driver.rs", "crossbeam_channel::bounded(1)", "one answer"),
+    queue(
+        "server/src/coordinator/driver/disk.rs",
+        "let (work, received) = unbounded::<Disk>()",
+        "three pieces of work: one save or load is under way, and a refused one (two_savers_at_once_do_not_meet)",
+    ),
+    queue(
+        "server/src/node/archive.rs",
+        "let (jobs, received) = unbounded::<Job>()",
+        "one piece of work: a server does one order at a time",
+    ),
     queue(
         "server/src/coordinator/driver/questions.rs",
         "Questions(Mutex<VecDeque<(LinkId, Waiting)>>)",

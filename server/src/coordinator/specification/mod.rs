@@ -41,6 +41,7 @@ struct Job {
     journal: Vec<Record>,
     certified: Vec<u64>,
     given_the_key: Vec<u64>,
+    disks: Vec<Disk>,
 }
 
 impl Job {
@@ -104,6 +105,7 @@ impl Job {
                 Command::ShareKey { link } => self.given_the_key.push(link.0),
                 Command::Event(event) => self.events.push(event),
                 Command::Journal(record) => self.journal.push(record),
+                Command::Disk(disk) => self.disks.push(disk),
             }
         }
         commands
@@ -176,6 +178,7 @@ fn job_of(config: CoordinatorConfig) -> Job {
         journal: Vec::new(),
         certified: Vec::new(),
         given_the_key: Vec::new(),
+        disks: Vec::new(),
     }
 }
 

@@ -319,6 +319,8 @@ fn rejected(node: &mut Node) -> Vec<(u64, Code)> {
         Command::Step(_)
         | Command::Short { .. }
         | Command::Stalled { .. }
+        | Command::Archive(_)
+        | Command::Obeyed { .. }
         | Command::Accept { .. }
         | Command::Unroute { .. }
         | Command::Grant { .. }

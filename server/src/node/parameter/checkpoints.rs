@@ -8,6 +8,7 @@
 //! server does one order at a time. It remembers the outcome of the last one, for a coordinator that has missed it.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::RangeInclusive;
 
 use gradlane_core::error::{Error, Result};
 use gradlane_core::reduce::OptimizerState;
@@ -36,6 +37,10 @@ struct Doing {
     reads: Vec<PartLayout>,
     /// They are read, and these are their versions.
     versions: Option<BTreeMap<PartId, Version>>,
+    /// Those whose tensors have ended meanwhile.
+    ended: BTreeSet<PartId>,
+    /// Nobody wants it any more. It is under way all the same, and its memory is in use until it has come to its end.
+    is_cancelled: bool,
 }
 
 impl Parameters {
@@ -68,17 +73,27 @@ impl Parameters {
             doing.versions = Some(versions.into_iter().collect());
             Written { rounds: doing.rounds.clone(), ..written }
         });
-        if doing.reads.is_empty() || outcome.is_err() {
+        let is_cancelled = doing.is_cancelled;
+        if doing.reads.is_empty() || outcome.is_err() || is_cancelled {
             let doing = self.checkpoints.doing.take().expect("found above");
             self.forget(doing, budget);
         }
-        self.obeyed(order, outcome);
+        if !is_cancelled {
+            self.obeyed(order, outcome);
+        }
     }
 
-    /// All work ends: nothing is written or read any more.
+    /// These parts have ended. What was read of them is not applied.
+    pub(super) fn end_reads(&mut self, parts: &RangeInclusive<PartId>) {
+        if let Some(doing) = &mut self.checkpoints.doing {
+            doing.ended.extend(doing.reads.iter().map(|layout| layout.part).filter(|part| parts.contains(part)));
+        }
+    }
+
+    /// All work ends: nobody wants what is written or read.
     pub(super) fn end_checkpoints(&mut self, budget: &mut Budget) {
-        if let Some(doing) = self.checkpoints.doing.take() {
-            self.forget(doing, budget);
+        if let Some(doing) = &self.checkpoints.doing {
+            self.cancel(doing.order, budget);
         }
     }
 
@@ -124,16 +139,29 @@ impl Parameters {
         let rounds =
             self.closed.iter().map(|(clock, round)| ClockStep { clock: *clock, step: self.step_of(*clock, *round) });
         let rounds = rounds.collect();
-        self.checkpoints.doing = Some(Doing { order, booked: bytes, rounds, reads, versions: None });
+        self.checkpoints.doing = Some(Doing {
+            order,
+            booked: bytes,
+            rounds,
+            reads,
+            versions: None,
+            ended: BTreeSet::new(),
+            is_cancelled: false,
+        });
         Ok(())
     }
 
     /// What was read takes the place of the values. Said again, nothing more happens.
     fn apply_read(&mut self, order: u64, bases: &[ClockStep], budget: &mut Budget) {
-        let doing = self.checkpoints.doing.take_if(|doing| doing.order == order && doing.versions.is_some());
+        let is_due = |doing: &mut Doing| doing.order == order && doing.versions.is_some();
+        let doing = self.checkpoints.doing.take_if(is_due);
         if let Some(mut doing) = doing {
             let versions = doing.versions.take().expect("filtered above");
             for layout in std::mem::take(&mut doing.reads) {
+                if doing.ended.contains(&layout.part) || !self.fits(&layout) {
+                    self.step(layout.part, ValueStep::Unread);
+                    continue;
+                }
                 doing.booked -= bytes_of(&layout);
                 self.restore(order, &layout, versions[&layout.part], budget);
             }
@@ -169,10 +197,11 @@ impl Parameters {
         self.step(id, ValueStep::Restore { order });
     }
 
-    /// Nothing is applied of this order. A save goes on to its end, of which nobody hears.
+    /// Nothing is applied of this order. What is under way goes on to its end, of which nobody hears.
     fn cancel(&mut self, order: u64, budget: &mut Budget) {
-        let doing = self.checkpoints.doing.take_if(|doing| doing.order == order && !doing.reads.is_empty());
-        if let Some(doing) = doing {
+        let Some(doing) = self.checkpoints.doing.as_mut().filter(|doing| doing.order == order) else { return };
+        doing.is_cancelled = true;
+        if let Some(doing) = self.checkpoints.doing.take_if(|doing| doing.versions.is_some()) {
             self.forget(doing, budget);
         }
     }
@@ -223,6 +252,12 @@ impl Parameters {
             }
         }
         Ok(())
+    }
+
+    /// Whether a part is as the coordinator has laid it out, as far as it is known.
+    fn fits(&self, layout: &PartLayout) -> bool {
+        let known = self.parts.get(&layout.part);
+        known.is_none_or(|part| (part.claim.dtype, part.claim.bytes) == (layout.dtype, layout.bytes()))
     }
 
     fn block_bytes(&self, layout: &PartLayout) -> u64 {

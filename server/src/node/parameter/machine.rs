@@ -174,6 +174,7 @@ impl Parameters {
         if planted(self.config.defect, Defect::EndedValueKept) {
             return;
         }
+        self.end_reads(&parts);
         let parts: Vec<PartId> = self.parts.range(parts).map(|(part, _)| *part).collect();
         for part in parts {
             self.forget_part(part, error, budget);

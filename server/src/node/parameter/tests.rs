@@ -10,13 +10,14 @@ use gradlane_core::reduce::Kernels;
 use gradlane_core::transport::Outgoing;
 use gradlane_core::types::{
     Access, Average, DType, Effect, Epoch, ExchangeId, LinkId, Mode, PartId, Phase, Round, Rule, TensorKey, Time,
-    Update, Version, View,
+    Update, Version, View, Written,
 };
 use gradlane_core::wire::{Request, Response, Sent, Target, Use, Value, checksum};
 
+use crate::checkpoint::FrozenPart;
 use crate::node::accumulator::SumResources;
 use crate::node::aggregate::tests::{EPOCH, config, node, view};
-use crate::node::command::{Command, Receipt, Route};
+use crate::node::command::{Archive, Command, Receipt, Route};
 use crate::node::config::NodeConfig;
 use crate::node::event::Event;
 use crate::node::machine::Node;
@@ -469,6 +470,12 @@ pub(crate) struct World {
     /// With the checksum, once it came.
     answers: BTreeMap<ExchangeId, (Value, Vec<Frozen>, Option<u32>)>,
     shortages: usize,
+    /// What is to be written or read.
+    pub(super) archives: Vec<Archive>,
+    /// What the coordinator was told of its orders.
+    pub(super) obeyed: Vec<(u64, gradlane_core::Result<Written>)>,
+    /// Parts that were frozen, by order.
+    pub(super) frozen: BTreeMap<(u64, PartId), FrozenPart>,
 }
 
 /// What a worker hears at the end of an exchange.
@@ -526,6 +533,9 @@ impl World {
             rejected: BTreeMap::new(),
             answers: BTreeMap::new(),
             shortages: 0,
+            archives: Vec::new(),
+            obeyed: Vec::new(),
+            frozen: BTreeMap::new(),
         };
         let view: View = view(workers, 1, Phase::Running);
         world.node.handle_member(MemberEvent::View(view));
@@ -638,6 +648,8 @@ impl World {
             }
             Command::Short { .. } => self.shortages += 1,
             Command::Grant { .. } => {}
+            Command::Archive(archive) => self.archives.push(archive),
+            Command::Obeyed { order, outcome } => self.obeyed.push((order, outcome)),
             Command::Accept { .. } | Command::Disconnect { .. } | Command::Stalled { .. } => panic!("{command:?}"),
         }
     }
@@ -646,6 +658,9 @@ impl World {
         for event in events {
             match event {
                 Event::Receipt { route, exchange, receipt } => self.receipts.push_back((route, exchange, receipt)),
+                Event::Frozen { order, part, frozen } => {
+                    self.frozen.insert((order, part), frozen.expect("no defect is planted"));
+                }
                 Event::Send(Outgoing::Answer { exchange, header: Response::Value(header) }) => {
                     let before = self.answers.insert(exchange, (header, Vec::new(), None));
                     assert!(before.is_none(), "an exchange is answered once");

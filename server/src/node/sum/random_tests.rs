@@ -300,6 +300,7 @@ impl Play {
                 Command::Disconnect { .. } => return Err("closed the only link of a process".to_owned()),
                 Command::Short { .. } => {}
                 Command::Stalled { .. } => return Err("stalled though no time passed".to_owned()),
+                Command::Archive(_) | Command::Obeyed { .. } => return Err("nobody orders a checkpoint".to_owned()),
             }
         }
         Ok(())
@@ -335,6 +336,7 @@ impl Play {
         for event in events {
             match event {
                 Event::Receipt { route, exchange, receipt } => self.untold.push((route, exchange, receipt)),
+                Event::Frozen { .. } => return Err("nobody orders a checkpoint".to_owned()),
                 Event::Send(Outgoing::Answer { exchange, header: Response::Sum(header) }) => {
                     if let Some(under_way) = self.under_way.get_mut(&exchange)
                         && under_way.answer.replace((header.body, Vec::new())).is_some()

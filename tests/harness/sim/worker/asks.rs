@@ -33,7 +33,7 @@ impl WorkerProcess {
         let number = self.asked.remove(&request).expect("asked once");
         let of_store = |answer| match answer {
             Answer::Store(answer) => answer,
-            Answer::Ticked(_) => unreachable!("nobody ticks a clock"),
+            Answer::Ticked(_) | Answer::Checkpointed(_) => unreachable!("nobody asks anything else"),
         };
         let outcome: Result<StoreAnswer> = outcome.map(of_store);
         context.witness.hears(number, &outcome);

@@ -287,6 +287,8 @@ fn steps(commands: &[Command]) -> impl Iterator<Item = &Step> {
         Command::Reject { .. }
         | Command::Short { .. }
         | Command::Stalled { .. }
+        | Command::Archive(_)
+        | Command::Obeyed { .. }
         | Command::Accept { .. }
         | Command::Unroute { .. }
         | Command::Grant { .. }
@@ -318,6 +320,8 @@ fn errors(commands: &[Command]) -> impl Iterator<Item = &Error> {
         Command::Step(_)
         | Command::Short { .. }
         | Command::Stalled { .. }
+        | Command::Archive(_)
+        | Command::Obeyed { .. }
         | Command::Accept { .. }
         | Command::Unroute { .. }
         | Command::Grant { .. }

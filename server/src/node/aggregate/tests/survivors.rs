@@ -373,6 +373,8 @@ pub(super) fn rejects(commands: &[Command]) -> Vec<(ExchangeId, Code)> {
         Command::Step(_)
         | Command::Short { .. }
         | Command::Stalled { .. }
+        | Command::Archive(_)
+        | Command::Obeyed { .. }
         | Command::Accept { .. }
         | Command::Unroute { .. }
         | Command::Grant { .. }

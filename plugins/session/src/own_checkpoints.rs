@@ -1,0 +1,141 @@
+//! Checkpoints of a job of one worker without servers: this process writes and reads what it keeps, in the files that servers would make.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Mutex;
+
+use gradlane_core::config::Config;
+use gradlane_core::mem::Pool;
+use gradlane_core::runtime::process;
+use gradlane_core::types::{
+    Ask, CheckpointAsk, Checkpointed, LoadAsk, Missing, PartId, PartLayout, Piece, Plan, SaveAsk, ServerId, Span,
+    TableFile, TensorSpec,
+};
+use gradlane_core::wire::limits;
+use gradlane_core::{Error, Result};
+use gradlane_server::checkpoint::{
+    self, FORMAT, Manifest, SavedClock, SavedTable, SavedTensor, Saving, Source, compare,
+};
+
+use crate::parameters::Parameters;
+
+/// The files of this process.
+pub(crate) struct OwnCheckpoints {
+    root: Option<PathBuf>,
+    job: String,
+    files: Mutex<Files>,
+}
+
+struct Files {
+    /// The lives of a job whose checkpoints this one goes on with; the first one is its own.
+    lives: Vec<String>,
+    /// The directories in which it has saved.
+    directories: BTreeMap<String, Saving>,
+}
+
+impl OwnCheckpoints {
+    pub(crate) fn new(config: &Config) -> Self {
+        let life = format!("{:032x}", process::incarnation().0);
+        let files = Files { lives: vec![life], directories: BTreeMap::new() };
+        Self { root: config.checkpoint_dir.clone(), job: config.job.clone(), files: Mutex::new(files) }
+    }
+
+    /// Saves or loads.
+    ///
+    /// # Errors
+    /// As [`Engine::checkpoint`](gradlane_core::engine::Engine::checkpoint).
+    pub(crate) fn work(&self, ask: CheckpointAsk, parameters: &Parameters) -> Result<Checkpointed> {
+        limits::check_ask(&Ask::Checkpoint(ask.clone()))?;
+        let mut files = self.files.try_lock().map_err(|_| Error::FailedPrecondition {
+            what: "another thread saves or loads a checkpoint".to_owned(),
+            hint: "wait for its end".to_owned(),
+        })?;
+        match ask {
+            CheckpointAsk::Save(ask) => self.save(&mut files, ask, parameters),
+            CheckpointAsk::Load(ask) => self.load(&mut files, ask, parameters),
+        }
+    }
+
+    fn save(&self, files: &mut Files, ask: SaveAsk, parameters: &Parameters) -> Result<Checkpointed> {
+        let SaveAsk { path, keep, notes, wait: _ } = ask;
+        let root = checkpoint::root(self.root.as_deref())?;
+        let pool = Pool::new();
+        let (tensors, parts, steps) = parameters.frozen(&pool)?;
+        if tensors.is_empty() {
+            return Err(Error::FailedPrecondition {
+                what: "this job has no parameter".to_owned(),
+                hint: "declare the parameters first; sums have nothing to save".to_owned(),
+            });
+        }
+        if !files.directories.contains_key(&path) {
+            files.directories.insert(path.clone(), Saving::open(&root, &path)?);
+        }
+        let begun = files.directories[&path].begin(&files.lives);
+        if begun.is_err() {
+            files.directories.remove(&path);
+        }
+        let (checkpoint, directory) = begun?;
+        let saving = &files.directories[&path];
+        let plan = plan_of(&tensors);
+        let saved =
+            checkpoint::write(&root.join(&directory), ServerId(0), checkpoint, &plan, &parts).and_then(|written| {
+                let table = |TableFile { name: file, bytes, checksum }| SavedTable { file, bytes, checksum };
+                let manifest = Manifest {
+                    format: FORMAT,
+                    job: self.job.clone(),
+                    life: files.lives[0].clone(),
+                    checkpoint,
+                    clocks: steps.iter().map(|at| SavedClock { clock: at.clock.0, step: at.step }).collect(),
+                    tensors: tensors.iter().map(SavedTensor::of).collect(),
+                    tables: written.table.clone().map(table).into_iter().collect(),
+                    notes: notes.clone(),
+                };
+                saving.publish(&manifest, keep)?;
+                Ok(written)
+            });
+        let written = saved.inspect_err(|_| saving.give_up(checkpoint))?;
+        let (count, files) = (tensors.len() as u64, written.files + 1);
+        Ok(Checkpointed { checkpoint, directory, tensors: count, bytes: written.bytes, files, steps, notes })
+    }
+
+    fn load(&self, files: &mut Files, ask: LoadAsk, parameters: &Parameters) -> Result<Checkpointed> {
+        let root = checkpoint::root(self.root.as_deref())?;
+        let (directory, manifest) = checkpoint::find(&root, &ask.path, ask.checkpoint)?;
+        let tensors = parameters.tensors();
+        let lacking = compare(&manifest, &tensors, &ask)?;
+        let is_read =
+            |tensor: &&TensorSpec| ask.missing == Missing::Zero || !lacking.iter().any(|name| *name == tensor.name);
+        let read: Vec<TensorSpec> = tensors.iter().filter(is_read).cloned().collect();
+        let plan = plan_of(&read);
+        let source = Source { directory: root.join(&directory), with_state: ask.with_state };
+        let parts = checkpoint::read(&source, &plan, &Pool::new(), |_| limits::PART_BYTES_MAX)?;
+        parameters.restore(&parts, &manifest.steps())?;
+        if !files.lives.contains(&manifest.life) {
+            files.lives.push(manifest.life.clone());
+        }
+        Ok(Checkpointed {
+            checkpoint: manifest.checkpoint,
+            directory,
+            tensors: tensors.len() as u64 - lacking.len() as u64,
+            bytes: plan.parts.iter().map(PartLayout::bytes).sum(),
+            files: manifest.tables.len() as u64 + 1,
+            steps: manifest.steps(),
+            notes: manifest.notes.clone(),
+        })
+    }
+}
+
+/// Each tensor is one part.
+fn plan_of(tensors: &[TensorSpec]) -> Plan {
+    let layout = |tensor: &TensorSpec| {
+        let span = Span { offset: 0, bytes: tensor.bytes().expect("its value lies in memory") };
+        let pieces = vec![Piece { tensor: tensor.key(), span }];
+        PartLayout { part: part_of(tensor), dtype: tensor.dtype, kind: tensor.kind, server: ServerId(0), pieces }
+    };
+    Plan { tensors: tensors.to_vec(), parts: tensors.iter().map(layout).collect() }
+}
+
+/// The part that a tensor is.
+pub(crate) fn part_of(tensor: &TensorSpec) -> PartId {
+    PartId { key: tensor.key(), index: 0 }
+}

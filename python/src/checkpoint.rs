@@ -1,0 +1,103 @@
+//! Checkpoints: saved and loaded by a session, and read without one.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use gradlane_core::types::{CheckpointAsk, Checkpointed, LoadAsk, Missing, SaveAsk};
+use gradlane_core::{Error, Result};
+use gradlane_server::checkpoint;
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+
+use crate::errors;
+use crate::session::Session;
+use crate::wait::{duration, in_background};
+
+/// The number, the directory, the tensors, the bytes, the files, the steps of the clocks by key, and the notes.
+type Told = (u64, String, u64, u64, u64, Vec<(u64, u64)>, String);
+
+pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_function(wrap_pyfunction!(save_checkpoint, module)?)?;
+    module.add_function(wrap_pyfunction!(load_checkpoint, module)?)?;
+    module.add_function(wrap_pyfunction!(read_manifest, module)?)?;
+    module.add_function(wrap_pyfunction!(export_checkpoint, module)?)?;
+    module.add_function(wrap_pyfunction!(read_tensor, module)?)
+}
+
+/// Saves the parameters of the job, and waits until they are on the disk.
+#[pyfunction]
+fn save_checkpoint(
+    py: Python<'_>,
+    session: &Session,
+    path: String,
+    keep: Option<u32>,
+    notes: String,
+    timeout: f64,
+) -> PyResult<Told> {
+    ask(py, session, Ok(CheckpointAsk::Save(SaveAsk { path, keep, notes, wait: duration(timeout) })))
+}
+
+/// Loads them. `missing` is `error`, `init` or `zero`; `what` says whether the checkpoint may have more tensors, and whether what the rules
+/// keep is loaded too.
+#[pyfunction]
+fn load_checkpoint(
+    py: Python<'_>,
+    session: &Session,
+    path: String,
+    checkpoint: Option<u64>,
+    missing: &str,
+    what: (bool, bool),
+    timeout: f64,
+) -> PyResult<Told> {
+    let missing = match missing {
+        "error" => Ok(Missing::Refuse),
+        "init" => Ok(Missing::Leave),
+        "zero" => Ok(Missing::Zero),
+        other => Err(Error::InvalidArgument {
+            what: format!("missing={other:?}"),
+            hint: "give error, init or zero".to_owned(),
+        }),
+    };
+    let (wait, (ignore_extra, with_state)) = (duration(timeout), what);
+    let load = |missing| CheckpointAsk::Load(LoadAsk { path, checkpoint, missing, ignore_extra, with_state, wait });
+    ask(py, session, missing.map(load))
+}
+
+/// The manifest of a checkpoint of this directory as JSON, and its own directory.
+#[pyfunction]
+fn read_manifest(py: Python<'_>, path: PathBuf, checkpoint: Option<u64>) -> PyResult<(String, PathBuf)> {
+    let read = py.detach(|| {
+        let (directory, manifest) = checkpoint::open(&path, checkpoint)?;
+        Ok::<_, Error>((manifest.to_json(), directory))
+    });
+    read.map_err(|error| errors::raise(py, &error))
+}
+
+/// Writes the values of a checkpoint to one file in the form of safetensors.
+#[pyfunction]
+fn export_checkpoint(py: Python<'_>, path: PathBuf, checkpoint: Option<u64>, file: PathBuf) -> PyResult<()> {
+    let exported = py.detach(|| {
+        let (directory, manifest) = checkpoint::open(&path, checkpoint)?;
+        checkpoint::export(&directory, &manifest, &file)
+    });
+    exported.map_err(|error| errors::raise(py, &error))
+}
+
+/// The values of a tensor of the checkpoint in this directory, in little-endian bytes.
+#[pyfunction]
+fn read_tensor<'py>(py: Python<'py>, path: PathBuf, checkpoint: u64, name: String) -> PyResult<Bound<'py, PyBytes>> {
+    let read = py.detach(|| {
+        let (directory, manifest) = checkpoint::open(&path, Some(checkpoint))?;
+        checkpoint::read_tensor(&directory, &manifest, &name)
+    });
+    read.map(|bytes| PyBytes::new(py, &bytes)).map_err(|error| errors::raise(py, &error))
+}
+
+fn ask(py: Python<'_>, session: &Session, ask: Result<CheckpointAsk>) -> PyResult<Told> {
+    let session = Arc::clone(&session.0.get(py)?.inner);
+    let done = in_background(py, move || ask.and_then(|ask| session.checkpoint(ask)))?;
+    let done = done.map_err(|error| errors::raise(py, &error))?;
+    let Checkpointed { checkpoint, directory, tensors, bytes, files, steps, notes } = done;
+    let steps = steps.into_iter().map(|at| (at.clock.0, at.step)).collect();
+    Ok((checkpoint, directory, tensors, bytes, files, steps, notes))
+}
