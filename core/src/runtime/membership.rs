@@ -14,7 +14,9 @@ use crate::identity::{Credentials, Renewal};
 use crate::local::OwnThread;
 use crate::local::failpoint::{Failpoint, reach};
 use crate::transport::quic::control::{ControlEvent, ControlLink};
-use crate::types::{Answer, Ask, Done, Epoch, Holdings, NodeId, PartLayout, StepReport, TensorSpec, Time, WorkersKey};
+use crate::types::{
+    Answer, Ask, Done, Epoch, Holdings, NodeId, PartLayout, Squares, StepReport, TensorSpec, Time, WorkersKey,
+};
 use crate::wire::frame::{Frame, Progress, Stall, Status};
 
 /// The membership of this process in a job: its connection to the coordinator, and the thread that drives it.
@@ -52,6 +54,7 @@ enum Input {
     Steps(StepReport),
     Holdings(Holdings),
     Restored(Epoch),
+    Squares(Squares),
     Stall(Stall),
     Saw { node: NodeId, pid: u32 },
     Leave,
@@ -167,6 +170,11 @@ impl Reporter {
     /// Tells the coordinator that servers have the sums that this worker was to restore in `epoch`.
     pub fn report_restored(&self, epoch: Epoch) {
         let _ = self.inputs.send(Input::Restored(epoch));
+    }
+
+    /// Tells the coordinator this server's share of the norm of a round.
+    pub fn report_squares(&self, squares: Squares) {
+        let _ = self.inputs.send(Input::Squares(squares));
     }
 
     /// Tells the coordinator that a round waits.
@@ -307,6 +315,9 @@ impl Driver {
             Input::Holdings(holdings) => {
                 reach(Failpoint::HoldingsKnown);
                 self.member.report_holdings(holdings);
+            }
+            Input::Squares(squares) => {
+                self.member.report_squares(squares);
             }
             Input::Restored(epoch) => {
                 reach(Failpoint::Restored);

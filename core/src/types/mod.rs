@@ -39,7 +39,7 @@ pub use crate::id::{
 };
 pub use access::{Access, Demand, Update};
 pub use address::{Address, Peer, Reach, Scheme};
-pub use clock::{Answer, Ask, Closing, Tick, Ticked};
+pub use clock::{Answer, Ask, Closing, Half, Squares, Tick, Ticked};
 pub use codec_choice::CodecChoice;
 pub use codec_spec::{CodecSpec, Encoding};
 pub use defect::{Defect, planted};

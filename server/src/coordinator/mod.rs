@@ -43,6 +43,7 @@ use gradlane_core::wire::frame::{Names, Stall};
 mod barrier;
 mod boundaries;
 mod census;
+mod clips;
 pub(crate) mod clocks;
 mod connections;
 pub mod driver;

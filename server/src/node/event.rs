@@ -1,7 +1,7 @@
 //! What comes of the steps that a [store](super::store) carries out, and of the bytes that it receives.
 
 use gradlane_core::transport::Outgoing;
-use gradlane_core::types::ExchangeId;
+use gradlane_core::types::{ExchangeId, PartId};
 
 use crate::node::command::{Receipt, Route};
 
@@ -18,5 +18,14 @@ pub enum Event {
         exchange: ExchangeId,
         /// The receipt.
         receipt: Receipt,
+    },
+    /// Report the squares of a round's gradient to the node.
+    Squares {
+        /// The part.
+        part: PartId,
+        /// The round of its clock.
+        round: u64,
+        /// The sum of the squares of its elements.
+        sum: f64,
     },
 }

@@ -9,8 +9,8 @@ use super::recovery::{read_sums, write_sums};
 use super::{Forming, Frame, Hold, Join, Progress, Stall, Status};
 use crate::error::Result;
 use crate::types::{
-    Closing, Epoch, Holdings, NodeId, PartLayout, Passage, StepReport, StoreAnswer, StoreAsk, TensorKey, TensorSpec,
-    Tick, Ticked, Time, View, WorkersKey,
+    Closing, Epoch, Holdings, NodeId, PartLayout, Passage, Squares, StepReport, StoreAnswer, StoreAsk, TensorKey,
+    TensorSpec, Tick, Ticked, Time, View, WorkersKey,
 };
 use crate::wire::codec::{Reader, Writer};
 use crate::wire::limits::{CERTIFICATE_BYTES_MAX, NAME_BYTES_MAX, PARTS_MAX, TENSORS_MAX, TEXT_BYTES_MAX};
@@ -56,6 +56,7 @@ impl Frame {
                 writer.u64(*request);
                 tick.write(&mut writer);
             }
+            Self::Squares(squares) => squares.write(&mut writer),
             Self::Restored { epoch } => epoch.write(&mut writer),
             Self::Stall(stall) => stall.write(&mut writer),
             Self::Leave | Self::StatusRequest | Self::Renew => {}
@@ -153,6 +154,7 @@ impl Frame {
                 timeout: reader.duration("timeout")?,
             },
             kind::STORE => Self::Store { request: reader.u64("request")?, ask: StoreAsk::read(&mut reader)? },
+            kind::SQUARES => Self::Squares(Squares::read(&mut reader)?),
             kind::STEPS => Self::Steps(StepReport::read(&mut reader)?),
             kind::HOLDINGS => Self::Holdings(Holdings::read(&mut reader)?),
             kind::TICK => Self::Tick { request: reader.u64("request")?, tick: Tick::read(&mut reader)? },
@@ -225,6 +227,7 @@ impl Frame {
             Self::Undeclare { .. } => kind::UNDECLARE,
             Self::Barrier { .. } => kind::BARRIER,
             Self::Store { .. } => kind::STORE,
+            Self::Squares(_) => kind::SQUARES,
             Self::Steps(_) => kind::STEPS,
             Self::Holdings(_) => kind::HOLDINGS,
             Self::Tick { .. } => kind::TICK,
@@ -276,6 +279,7 @@ mod kind {
     pub(super) const HOLDINGS: u8 = 14;
     pub(super) const RESTORED: u8 = 15;
     pub(super) const TICK: u8 = 16;
+    pub(super) const SQUARES: u8 = 17;
     pub(super) const VIEW: u8 = 129;
     pub(super) const REFUSED: u8 = 130;
     pub(super) const HEARTBEAT_ACK: u8 = 131;

@@ -12,6 +12,7 @@ use gradlane_core::types::{
 use gradlane_core::wire::{About, Target, Use, Value};
 
 use super::refusals::value_lost;
+use super::rounds::Closed;
 use crate::node::budget::Budget;
 use crate::node::command::{Change, Command, Receipt, ValueStep, Work};
 use crate::node::config::NodeConfig;
@@ -25,8 +26,8 @@ pub(in crate::node) struct Parameters {
     /// Every part has a value, or the body of an init is on its way.
     pub(super) parts: BTreeMap<PartId, Part>,
     pub(super) exchanges: BTreeMap<ExchangeId, Exchange>,
-    /// Of each clock, the last round that was closed.
-    pub(super) closed: BTreeMap<ClockKey, u64>,
+    /// How far the rounds of each clock are closed.
+    pub(super) closed: BTreeMap<ClockKey, Closed>,
     /// The error for new uses since the server drains.
     pub(super) draining: Option<Error>,
     last: Option<(TensorKey, Round)>,
@@ -46,6 +47,8 @@ pub(super) struct Part {
     pub(super) ledger: BTreeMap<NodeId, Done>,
     /// The gradients of rounds that are open, with the bytes that are booked for them.
     pub(super) kept: BTreeMap<(u64, WorkerId), u64>,
+    /// Bytes that are booked for the gradient of the last round that was closed, until it is applied.
+    pub(super) merged: Option<u64>,
     /// Its exchanges, by worker.
     pub(super) open: BTreeSet<(NodeId, ExchangeId)>,
 }
@@ -329,7 +332,7 @@ impl Parameters {
 
     fn drop_part(&mut self, id: PartId, budget: &mut Budget) {
         if let Some(part) = self.parts.remove(&id) {
-            budget.give_back(part.booked + part.kept.values().sum::<u64>());
+            budget.give_back(part.booked + part.kept.values().sum::<u64>() + part.merged.unwrap_or_default());
             self.step(id, ValueStep::Drop);
         }
     }

@@ -114,6 +114,7 @@ impl Parameters {
             booked: 0,
             ledger: BTreeMap::new(),
             kept: BTreeMap::new(),
+            merged: None,
             open: BTreeSet::new(),
         });
         part.open.insert((sender.node, exchange));

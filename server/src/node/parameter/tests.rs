@@ -9,16 +9,17 @@ use gradlane_core::mem::{Copies, Frozen, Pool};
 use gradlane_core::reduce::Kernels;
 use gradlane_core::transport::Outgoing;
 use gradlane_core::types::{
-    Access, Average, DType, Effect, Epoch, ExchangeId, LinkId, Mode, PartId, Phase, Round, Rule, TensorKey, Time,
-    Update, Version, View,
+    Access, Average, DType, Effect, Epoch, ExchangeId, LinkId, Mode, PartId, Phase, Round, Rule, Squares, TensorKey,
+    Time, Update, Version, View,
 };
 use gradlane_core::wire::{Request, Response, Sent, Target, Use, Value, checksum};
 
 use crate::node::accumulator::SumResources;
 use crate::node::aggregate::tests::{EPOCH, config, node, view};
-use crate::node::command::{Command, Receipt, Route};
+use crate::node::command::{Command, Route};
 use crate::node::config::NodeConfig;
 use crate::node::event::Event;
+use crate::node::lanes::Told;
 use crate::node::machine::Node;
 use crate::node::store::Store;
 
@@ -461,9 +462,11 @@ pub(crate) struct World {
     pub(crate) store: Store,
     exchanges: u64,
     routes: BTreeMap<ExchangeId, Route>,
-    receipts: VecDeque<(Route, ExchangeId, Receipt)>,
-    /// Receipts reach the node when [`World::deliver`] says so.
+    told: VecDeque<Told>,
+    /// What the store says reaches the node when [`World::deliver`] says so.
     pub(crate) is_slow: bool,
+    /// What the coordinator is told of rounds that are clipped.
+    pub(crate) measured: VecDeque<Squares>,
     pub(crate) accepted: BTreeSet<ExchangeId>,
     pub(crate) rejected: BTreeMap<ExchangeId, Error>,
     /// With the checksum, once it came.
@@ -520,8 +523,9 @@ impl World {
             store: Store::new(resources),
             exchanges: 0,
             routes: BTreeMap::new(),
-            receipts: VecDeque::new(),
+            told: VecDeque::new(),
             is_slow: false,
+            measured: VecDeque::new(),
             accepted: BTreeSet::new(),
             rejected: BTreeMap::new(),
             answers: BTreeMap::new(),
@@ -604,10 +608,15 @@ impl World {
         while !self.is_slow && self.deliver() {}
     }
 
-    /// The next receipt reaches the node; whether there was one.
+    /// What the store has said next reaches the node; whether there was something.
     pub(crate) fn deliver(&mut self) -> bool {
-        let Some((route, exchange, receipt)) = self.receipts.pop_front() else { return false };
-        self.node.handle_receipt(now(), route, exchange, receipt);
+        match self.told.pop_front() {
+            Some(Told::Receipt { route, exchange, receipt }) => {
+                self.node.handle_receipt(now(), route, exchange, receipt);
+            }
+            Some(Told::Squares { part, round, sum }) => self.node.handle_squares(part, round, sum),
+            None => return false,
+        }
         self.obey();
         true
     }
@@ -637,6 +646,7 @@ impl World {
                 assert!(self.rejected.insert(exchange, error).is_none(), "an exchange ends once");
             }
             Command::Short { .. } => self.shortages += 1,
+            Command::Measured { squares } => self.measured.push_back(squares),
             Command::Grant { .. } => {}
             Command::Accept { .. } | Command::Disconnect { .. } | Command::Stalled { .. } => panic!("{command:?}"),
         }
@@ -645,7 +655,10 @@ impl World {
     fn hear(&mut self, events: Vec<Event>) {
         for event in events {
             match event {
-                Event::Receipt { route, exchange, receipt } => self.receipts.push_back((route, exchange, receipt)),
+                Event::Receipt { route, exchange, receipt } => {
+                    self.told.push_back(Told::Receipt { route, exchange, receipt });
+                }
+                Event::Squares { part, round, sum } => self.told.push_back(Told::Squares { part, round, sum }),
                 Event::Send(Outgoing::Answer { exchange, header: Response::Value(header) }) => {
                     let before = self.answers.insert(exchange, (header, Vec::new(), None));
                     assert!(before.is_none(), "an exchange is answered once");
