@@ -10,7 +10,10 @@ A rule is a value: an optimizer and its numbers. Give all workers the same one; 
 servers compute in float32, in float64 for float64. For float16 and bfloat16 they keep the values in float32 too, so that
 small steps add up.
 
-`clip_value` clamps each element of a gradient to plus or minus that, before all else; 0 is for no bound.
+`clip_norm` scales the gradients of a round down to that norm, before all else, as `clip_grad_norm_` of PyTorch does; 0 is for no
+bound. The norm is that of the round's mean or sum over all parameters of a clock whose rules clip, wherever their servers are, so
+all of them name the same bound, and their mode has rounds: `Sync` or `Backup`. If a gradient is infinite or not a number, the
+factor is 0. `clip_value` then clamps each element of a gradient to plus or minus that; 0 is for no bound.
 
 A *schedule* lets the learning rate follow the steps, that is, how often the rule was applied to the parameter (to each part
 of a large one), by the gradients of all workers:
@@ -135,6 +138,8 @@ class Rule:
     """The exponential average of the values; None if it is not kept."""
     window: Window | None = dataclasses.field(default=None, kw_only=True)
     """The mean of the last values; None if it is not kept."""
+    clip_norm: float = dataclasses.field(default=0.0, kw_only=True)
+    """The norm that the gradients of a round have at most, over all parameters of a clock."""
 
     def __str__(self) -> str:
         """As the engine reads it, such as `sgd:lr=0.1`. Each call that takes a rule takes this text too."""

@@ -1,15 +1,17 @@
 //! Clocks and servers together: a few workers, the clocks of the coordinator, and two servers, in every order that a seed draws.
 //!
 //! The first K workers close each round. Worker w brings 16^w as its gradient, and the rule takes the sum away from the value, so that the
-//! hexadecimal digits of a value are the rounds in which each worker was. What the coordinator has closed is replayed in a few lines here, and
-//! each value that a worker reads must be that of its version, to the bit, on both servers.
+//! hexadecimal digits of a value are the rounds in which each worker was. In half of the plays the sum is clipped by the norm over both
+//! servers. What the coordinator has closed is replayed in a few lines here, and each value that a worker reads must be that of its version, to
+//! the bit, on both servers.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
 use gradlane_core::cluster::MemberEvent;
 use gradlane_core::types::{
-    Access, ClockKey, Closing, Effect, ExchangeId, Fate, Mode, Tick, Time, Update, Version, WorkerId, WorkerSet,
+    Access, ClockKey, Closing, DType, Effect, ExchangeId, Fate, Half, Mode, ServerId, Squares, TensorSpec, Tick, Time,
+    Update, Version, WorkerId, WorkerSet,
 };
 use gradlane_core::wire::Use;
 
@@ -32,12 +34,17 @@ struct Play {
     random: u64,
     k: u32,
     mode: Mode,
+    rule: &'static str,
     clocks: Clocks,
     servers: Vec<World>,
     /// What servers have not heard yet, in order.
     news: Vec<VecDeque<Closing>>,
-    /// All rounds that were closed.
-    closed: Vec<Closing>,
+    /// What each server has said of norms, and the coordinator has not heard yet.
+    said: Vec<VecDeque<Squares>>,
+    /// All that servers were told of rounds.
+    told: Vec<Closing>,
+    /// The workers of each round that was closed.
+    closed: Vec<WorkerSet>,
     workers: Vec<Worker>,
     requests: u64,
 }
@@ -81,18 +88,25 @@ impl Play {
         let k = 1 + draw(&mut random, u64::from(count)) as u32;
         let mode: Mode = format!("k_of_n:k={k},merge=sum").parse().expect("a mode");
         let mode = mode.with_clock(ClockKey::of("c"));
+        let rule = if seed % 2 == 0 { "sgd:lr=1" } else { CLIPPED };
         let mut play = Self {
             seed,
             random,
             k,
             mode,
-            clocks: Clocks::new(count, Duration::from_secs(60)),
+            rule,
+            clocks: Clocks::new(count, SERVERS as u32, Duration::from_secs(60)),
             servers: (0..SERVERS).map(|_| World::of(count)).collect(),
             news: vec![VecDeque::new(); SERVERS],
+            said: vec![VecDeque::new(); SERVERS],
+            told: Vec::new(),
             closed: Vec::new(),
             workers: (0..count).map(|_| Worker::default()).collect(),
             requests: 0,
         };
+        let tensor = TensorSpec::parameter("w", DType::F32, vec![4]);
+        let tensor = tensor.with_rule(rule.parse().expect("a rule")).with_mode(mode);
+        play.clocks.declare(WorkerId(0), &[tensor]);
         for server in 0..SERVERS {
             let init = play.header(Access::Init, 0, 0);
             let exchange = play.servers[server].open(0, init);
@@ -115,8 +129,9 @@ impl Play {
                 until_loss = u64::MAX;
                 self.lose_one();
             }
-            match self.draw(4) {
+            match self.draw(5) {
                 0 => self.tell_news(),
+                1 => self.hear_squares(),
                 _ => {
                     let worker = self.draw(self.workers.len() as u64) as usize;
                     self.work(worker);
@@ -126,20 +141,36 @@ impl Play {
         panic!("seed {}: it does not end", self.seed);
     }
 
-    /// A server hears of the next round that was closed, or again of one that it knows.
+    /// A server hears what the coordinator said next, or again what it knows.
     fn tell_news(&mut self) {
         let server = self.draw(SERVERS as u64) as usize;
-        let again = self.draw(8 * (1 + self.closed.len() as u64)) as usize;
-        let Some(told) = self.news[server].pop_front().or_else(|| self.closed.get(again).cloned()) else { return };
+        let again = self.draw(8 * (1 + self.told.len() as u64)) as usize;
+        let Some(told) = self.news[server].pop_front().or_else(|| self.told.get(again).cloned()) else { return };
+        self.tell(server, told);
+    }
+
+    fn tell(&mut self, server: usize, told: Closing) {
         self.servers[server].node.handle_member(MemberEvent::Close(told));
         self.servers[server].settle();
+        let measured = std::mem::take(&mut self.servers[server].measured);
+        self.said[server].extend(measured);
+    }
+
+    /// The coordinator hears what a server said next, perhaps twice.
+    fn hear_squares(&mut self) {
+        let (server, times) = (self.draw(SERVERS as u64) as usize, 1 + self.draw(2));
+        let Some(squares) = self.said[server].pop_front() else { return };
+        for _ in 0..times {
+            let turn = self.clocks.take_squares(Time::ZERO, ServerId(server as u32), squares);
+            self.obey(turn);
+        }
     }
 
     fn lose_one(&mut self) {
         let lost = self.draw(self.workers.len() as u64) as usize;
         self.workers[lost].is_lost = true;
         let due: WorkerSet = self.present().collect();
-        let turn = self.clocks.set_due(Time::ZERO, due);
+        let turn = self.clocks.set_due(Time::ZERO, due, (0..SERVERS as u32).map(ServerId).collect());
         self.obey(turn);
     }
 
@@ -179,7 +210,7 @@ impl Play {
                     let Outcome::Done(Effect { fate, .. }) = self.servers[server].outcome(exchange) else {
                         panic!("seed {}: a push is answered", self.seed);
                     };
-                    let is_late = self.closed.iter().any(|closing| closing.round == round);
+                    let is_late = round <= self.closed.len() as u64;
                     assert!(fate == Fate::Kept || fate == Fate::DroppedLate && is_late, "seed {}", self.seed);
                     done[server] = true;
                     Doing::Pushing { done, open: None }
@@ -220,16 +251,22 @@ impl Play {
 
     fn obey(&mut self, turn: Turn) {
         for closing in turn.closed {
-            assert_eq!(closing.workers.len(), self.k as usize, "seed {}", self.seed);
-            assert_eq!(closing.round, self.closed.len() as u64 + 1);
+            match &closing.half {
+                Half::Workers { workers, clips } => {
+                    assert_eq!((workers.len(), *clips), (self.k as usize, self.rule == CLIPPED), "seed {}", self.seed);
+                    self.closed.push(workers.clone());
+                }
+                Half::Norm(norm) => assert_eq!(*norm, norm_of(&self.closed[closing.round as usize - 1])),
+            }
+            assert_eq!(closing.round, self.closed.len() as u64, "seed {}: in order", self.seed);
             self.news.iter_mut().for_each(|news| news.push_back(closing.clone()));
-            self.closed.push(closing);
+            self.told.push(closing);
         }
         for answer in turn.answers {
             let ticked = answer.outcome.unwrap_or_else(|error| panic!("seed {}: {error}", self.seed));
             let worker = &mut self.workers[answer.worker.0 as usize];
             let of = worker.known + 1;
-            let was_in = self.closed[of as usize - 1].workers.contains(answer.worker);
+            let was_in = self.closed[of as usize - 1].contains(answer.worker);
             assert_eq!(ticked.fate == Fate::Accepted, was_in, "seed {}: what it is told", self.seed);
             if was_in {
                 worker.was_in.push(of);
@@ -247,16 +284,18 @@ impl Play {
 
     /// The value after so many rounds.
     fn replayed(&self, rounds: u64) -> f32 {
-        let closers = self.closed[..rounds as usize].iter().flat_map(|closing| closing.workers.iter());
-        closers.fold(0.0, |value, worker| value - 16.0_f32.powi(worker.0 as i32))
+        let factor = |workers| match self.rule {
+            CLIPPED => (CLIP / (norm_of(workers) + 1e-6)).min(1.0) as f32,
+            _ => 1.0,
+        };
+        let rounds = self.closed[..rounds as usize].iter();
+        rounds.fold(0.0, |value, workers| value - sum_of(workers) * factor(workers))
     }
 
     fn check_end(mut self) {
         for server in 0..SERVERS {
-            while !self.news[server].is_empty() {
-                let told = self.news[server].pop_front().expect("not empty");
-                self.servers[server].node.handle_member(MemberEvent::Close(told));
-                self.servers[server].settle();
+            while let Some(told) = self.news[server].pop_front() {
+                self.tell(server, told);
             }
             let rank = self.present().next().expect("not all are lost").0;
             let round = self.workers[rank as usize].uses[server] + 1;
@@ -267,19 +306,34 @@ impl Play {
             assert_eq!(value, [self.replayed(version - 1); 4], "seed {}", self.seed);
         }
         for (rank, worker) in self.workers.iter().enumerate().filter(|(_, worker)| !worker.is_lost) {
-            let closings = self.closed.iter().filter(|closing| closing.workers.contains(WorkerId(rank as u32)));
-            let rounds: Vec<u64> = closings.map(|closing| closing.round).collect();
+            let was_in = |(_, workers): &(u64, &WorkerSet)| workers.contains(WorkerId(rank as u32));
+            let rounds: Vec<u64> = (1..).zip(&self.closed).filter(was_in).map(|(round, _)| round).collect();
             assert_eq!(worker.was_in, rounds, "seed {}: worker {rank}", self.seed);
         }
     }
 
     fn header(&self, access: Access, use_round: u64, clock_at: u64) -> Use {
-        Use { rule: rule("sgd:lr=1"), mode: self.mode, clock_at, basis: Version(0), ..to_do(access, use_round) }
+        Use { rule: rule(self.rule), mode: self.mode, clock_at, basis: Version(0), ..to_do(access, use_round) }
     }
 
     fn draw(&mut self, below: u64) -> u64 {
         draw(&mut self.random, below)
     }
+}
+
+const CLIPPED: &str = "sgd:lr=1,clip_norm=20";
+/// Most rounds are above it, and some are below.
+const CLIP: f64 = 20.0;
+
+/// What these workers bring together, in each element.
+fn sum_of(workers: &WorkerSet) -> f32 {
+    workers.iter().map(|worker| 16.0_f32.powi(worker.0 as i32)).sum()
+}
+
+/// The norm over the elements of all servers.
+fn norm_of(workers: &WorkerSet) -> f64 {
+    let square = f64::from(sum_of(workers)).powi(2);
+    (square * 4.0 * SERVERS as f64).sqrt()
 }
 
 /// Bytes of a gradient that come first.

@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use crate::error::{Error, Result};
-use crate::types::{self, Answer, Holdings, Phase, Process, Role, StepReport, TensorSpec, Time, View};
+use crate::types::{self, Answer, Holdings, Phase, Process, Role, Squares, StepReport, TensorSpec, Time, View};
 use crate::wire::Frame;
 use crate::wire::frame::{Join, Progress};
 
@@ -56,6 +56,8 @@ pub struct Member {
     steps: Option<StepReport>,
     /// What the coordinator was told last of the sums of lost servers.
     holdings: Option<Holdings>,
+    /// What this server said of rounds whose norm it has not heard yet.
+    squares: Vec<Squares>,
     commands: VecDeque<MemberCommand>,
 }
 
@@ -99,6 +101,7 @@ impl Member {
             asked_status: false,
             steps: None,
             holdings: None,
+            squares: Vec::new(),
             is_lost: false,
             contact: config.contact.map(Contact::new),
             local_failures: 0,
@@ -184,7 +187,7 @@ impl Member {
             Frame::Close(_) | Frame::Order(_) if self.config.process.role != Role::Server => {
                 self.fail_protocol("kind", "is for servers alone");
             }
-            Frame::Close(closing) => self.tell(MemberEvent::Close(closing)),
+            Frame::Close(closing) => self.handle_close(closing),
             Frame::Order(order) => self.tell(MemberEvent::Order(order)),
             Frame::Undeclared { request } => {
                 let answer = self.requests.undeclared(request);
@@ -215,6 +218,7 @@ impl Member {
             | Frame::Tick { .. }
             | Frame::Checkpoint { .. }
             | Frame::Obeyed { .. }
+            | Frame::Squares(_)
             | Frame::Steps(_)
             | Frame::Holdings(_)
             | Frame::Restored { .. }
@@ -385,6 +389,7 @@ impl Member {
             for frame in self.requests.frames(now, self.patient_until()) {
                 self.send(frame);
             }
+            self.squares.clone().into_iter().for_each(|squares| self.send(Frame::Squares(squares)));
             self.steps.into_iter().for_each(|report| self.send(Frame::Steps(report)));
             let recovers = self.view.as_ref().is_some_and(|view| view.recovers);
             self.holdings = self.holdings.take().filter(|_| recovers);

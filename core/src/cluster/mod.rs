@@ -116,7 +116,7 @@ pub enum MemberEvent {
         /// Passed, or the error.
         outcome: Result<()>,
     },
-    /// To servers: a round of a clock is closed. May be said again.
+    /// To servers: how a round of a clock is closed. May be said again.
     Close(Closing),
     /// To servers: do this for a checkpoint, and say so by [`Member::report_obeyed`]. May be said again.
     Order(Order),

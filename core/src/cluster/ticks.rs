@@ -1,7 +1,7 @@
-//! Errors with which a clock refuses ticks, wherever it is counted: by the coordinator, or by the only worker of a job.
+//! Errors with which a clock refuses ticks and parameters, wherever it is counted: by the coordinator, or by the only worker of a job.
 
 use crate::error::{Claim, Error};
-use crate::types::{Mode, Quorum, WorkerId};
+use crate::types::{ClockKey, Mode, Quorum, TensorSpec, WorkerId};
 
 /// The answer to a tick in another mode than the clock was begun with.
 pub fn other_mode(name: &str, first: (WorkerId, Mode), second: (WorkerId, Mode)) -> Error {
@@ -12,6 +12,29 @@ pub fn other_mode(name: &str, first: (WorkerId, Mode), second: (WorkerId, Mode))
         first: claim(first),
         second: claim(second),
     }
+}
+
+/// The refusal of a parameter whose gradients are to be clipped to another norm than those of a parameter of the same clock; `None` if both
+/// name the same one, or one of them none, or another clock.
+pub fn other_clip(first: (WorkerId, &TensorSpec), second: (WorkerId, &TensorSpec)) -> Option<Error> {
+    let norm = |(_, tensor): (WorkerId, &TensorSpec)| clip_of(tensor);
+    let ((clock, one), (of, other)) = (norm(first)?, norm(second)?);
+    let claim = |(worker, tensor): (WorkerId, &TensorSpec), norm: f64| Claim {
+        worker,
+        value: format!("{norm} (parameter {})", tensor.name),
+    };
+    (clock == of && one != other).then(|| Error::Mismatch {
+        tensor: second.1.name.clone().into(),
+        field: "clip_norm of a clock".to_owned(),
+        first: claim(first, one),
+        second: claim(second, other),
+    })
+}
+
+/// The clock with whose rounds the gradients of a parameter are clipped, and to which norm.
+pub fn clip_of(tensor: &TensorSpec) -> Option<(ClockKey, f64)> {
+    let ((clock, _, _), rule) = (tensor.kind.mode().rounds()?, tensor.kind.rule()?);
+    Some((clock, rule.clip_norm()?))
 }
 
 /// The answer to a tick of a round that does not follow the last one.

@@ -34,6 +34,7 @@ mod element;
 mod f16c;
 mod finite;
 mod kernels;
+mod norm;
 mod optimizer;
 mod passes;
 
@@ -41,6 +42,7 @@ use std::ops::DerefMut;
 
 pub use kernels::Kernels;
 pub(crate) use kernels::Loops;
+pub use norm::clip_factor;
 pub use optimizer::{Counters, OptimizerState};
 
 use self::passes::Pass;

@@ -15,7 +15,7 @@ use crate::local::OwnThread;
 use crate::local::failpoint::{Failpoint, reach};
 use crate::transport::quic::control::{ControlEvent, ControlLink};
 use crate::types::{
-    Answer, Ask, Done, Epoch, Holdings, NodeId, PartLayout, StepReport, TensorSpec, Time, WorkersKey, Written,
+    Answer, Ask, Done, Epoch, Holdings, NodeId, PartLayout, Squares, StepReport, TensorSpec, Time, WorkersKey, Written,
 };
 use crate::wire::frame::{Frame, Progress, Stall, Status};
 
@@ -55,6 +55,7 @@ enum Input {
     Holdings(Holdings),
     Restored(Epoch),
     Obeyed { order: u64, outcome: Result<Written> },
+    Squares(Squares),
     Stall(Stall),
     Saw { node: NodeId, pid: u32 },
     Leave,
@@ -175,6 +176,11 @@ impl Reporter {
     /// Tells the coordinator that this server has obeyed an order, or why it cannot.
     pub fn report_obeyed(&self, order: u64, outcome: Result<Written>) {
         let _ = self.inputs.send(Input::Obeyed { order, outcome });
+    }
+
+    /// Tells the coordinator this server's share of the norm of a round.
+    pub fn report_squares(&self, squares: Squares) {
+        let _ = self.inputs.send(Input::Squares(squares));
     }
 
     /// Tells the coordinator that a round waits.
@@ -315,6 +321,9 @@ impl Driver {
             Input::Holdings(holdings) => {
                 reach(Failpoint::HoldingsKnown);
                 self.member.report_holdings(holdings);
+            }
+            Input::Squares(squares) => {
+                self.member.report_squares(squares);
             }
             Input::Restored(epoch) => {
                 reach(Failpoint::Restored);

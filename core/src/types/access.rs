@@ -146,6 +146,12 @@ fn check_use(tensor: &TensorSpec, access: Access, rule: Option<Rule>, mode: Mode
             format!("rule {rule} of a parameter of shape {shape:?}", shape = tensor.shape),
             "it changes matrices, up to 2048 x 2048 or 1024 x 8192; give other parameters another rule",
         ),
+        Some(rule) if rule.clip_norm().is_some() && mode.rounds().is_none() => refuse(
+            format!(
+                "rule {rule} in mode {mode}, which has no rounds: clip_norm bounds the norm of the gradients of a round"
+            ),
+            "give the parameter a mode with rounds, sync or k_of_n, and a clock; or clip gradients before they are pushed",
+        ),
         _ if matches!(mode.staleness, Staleness::Scale { .. }) && !tensor.dtype.is_float() => refuse(
             format!("mode {mode} of a parameter of {}", tensor.dtype),
             "only floats are scaled; discard stale changes, or take them all",
@@ -324,6 +330,8 @@ mod tests {
     fn a_mode_has_the_uses_that_it_can_have() {
         let parameter = TensorSpec::parameter("w", DType::F32, vec![2]).with_rule(Rule::of(Optimizer::Sgd));
         let of = |mode: &str| parameter.clone().with_mode(mode.parse::<Mode>().unwrap().with_clock(ClockKey(7)));
+        let clipped = |mode| of(mode).with_rule("sgd:clip_norm=1".parse().unwrap());
+        assert_eq!(using(Access::Pull).check(&clipped("k_of_n:k=1")), Ok(()));
         let step = Access::Push(Update::Step);
         let first = Demand::Access { access: step, clock_at: 1 };
         assert_eq!([of("ssp:bound=1"), of("sync")].map(|tensor| first.check(&tensor)), [Ok(()), Ok(())]);
@@ -336,6 +344,7 @@ mod tests {
             (using(Access::PushPull(Update::Step)).check(&of("k_of_n:k=1")), "push_pull of a gradient"),
             (using(step).check(&parameter.clone().with_mode("sync".parse().unwrap())), "without a clock"),
             (using(Access::Push(Update::Add)).check(&scaled), "of a parameter of int32"),
+            (using(Access::Pull).check(&clipped("ssp:bound=1")), "in mode ssp:bound=1, which has no rounds"),
         ] {
             let error = refused.unwrap_err().to_string();
             assert!(error.contains(why), "{error}");

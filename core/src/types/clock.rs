@@ -36,15 +36,43 @@ pub struct Ticked {
     pub fate: Fate,
 }
 
-/// The coordinator has closed a round: all servers apply the gradients of these workers, and drop those of others.
-#[derive(Clone, PartialEq, Eq, Debug)]
+/// The coordinator closes a round. All servers hear of it by the same words in the same order, on the links on which they hear everything else
+/// that the coordinator decides. So whatever it says between two of these words falls between the same two versions on all of them.
+#[derive(Clone, PartialEq, Debug)]
 pub struct Closing {
     /// Of which clock.
     pub clock: ClockKey,
     /// Which round.
     pub round: u64,
-    /// Whose gradients count.
-    pub workers: WorkerSet,
+    /// What it says of the round.
+    pub half: Half,
+}
+
+/// What a [`Closing`] says. Most rounds are closed by the first half alone.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Half {
+    /// Which gradients count.
+    Workers {
+        /// Those of these workers. A server drops all others.
+        workers: WorkerSet,
+        /// Whether they are clipped by their norm. Then each server says its [`Squares`] and applies the round after the second half. It
+        /// applies other rounds at once.
+        clips: bool,
+    },
+    /// The second half of a round that is clipped: servers apply it.
+    Norm(f64),
+}
+
+/// A server's share of the norm of a round whose gradients are clipped.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Squares {
+    /// Of which clock.
+    pub clock: ClockKey,
+    /// Which round.
+    pub round: u64,
+    /// The sum of the squares of the round's gradient over the elements that this server keeps, of the parameters that are clipped. Infinite if
+    /// an element is not finite.
+    pub sum: f64,
 }
 
 /// What a worker asks the coordinator, beside declarations and barriers.

@@ -43,7 +43,7 @@ pub use address::{Address, Peer, Reach, Scheme};
 pub use checkpoint::{
     CheckpointAsk, Checkpointed, ClockStep, LoadAsk, Missing, Order, Plan, SaveAsk, TableFile, Task, Written,
 };
-pub use clock::{Answer, Ask, Closing, Tick, Ticked};
+pub use clock::{Answer, Ask, Closing, Half, Squares, Tick, Ticked};
 pub use codec_choice::CodecChoice;
 pub use codec_spec::{CodecSpec, Encoding};
 pub use defect::{Defect, planted};

@@ -100,6 +100,12 @@ impl Rule {
         f64::from_bits(self.settings[position.expect("a setting of this rule")])
     }
 
+    /// The norm to which the gradients of a round are clipped, if they are. It is that of all parameters of a clock whose rules clip, and these
+    /// name the same one.
+    pub fn clip_norm(&self) -> Option<f64> {
+        Some(self.setting("clip_norm")).filter(|norm| *norm > 0.0)
+    }
+
     /// How the learning rate follows the steps.
     pub fn schedule(&self) -> Schedule {
         Schedule::ALL[self.setting("schedule") as usize]
@@ -334,6 +340,7 @@ mod tests {
             "adagrad:schedule=poly,steps=1000,power=2",
             "muon:nesterov=0,adjust=match_rms_adamw",
             "sgd:ema=0.999,ema_ramp=1,window=0.5,window_min=10,window_max=100",
+            "adam:clip_value=0.5,clip_norm=1",
         ] {
             assert_eq!(text.parse::<Rule>().unwrap().to_string(), text);
         }
@@ -371,6 +378,7 @@ mod tests {
             ("muon:rows=2", "sets nothing"),
             ("sgd:warm_up=inf", "warm_up is inf"),
             ("sgd:ema=1", "ema is 1"),
+            ("sgd:clip_norm=-1", "clip_norm is -1"),
             ("sgd:ema_ramp=1", "ema_ramp without ema"),
             ("sgd:window=1.5", "window is 1.5"),
             ("sgd:window_max=5", "window_max without window"),
@@ -379,14 +387,14 @@ mod tests {
             let error = text.parse::<Rule>().unwrap_err().to_string();
             assert!(error.contains(named), "{text}: {error}");
         }
-        for (code, settings) in [(0, 6), (10, 6), (1, 5), (1, 7), (1, 17), (1, 19)] {
+        for (code, settings) in [(0, 6), (10, 6), (1, 5), (1, 7), (1, 18), (1, 20)] {
             assert!(Rule::from_wire(code, &vec![0.0; settings]).is_err(), "{code} {settings}");
         }
         assert!(Rule::from_wire(1, &[f64::NAN, 0.0, 0.0, 0.0, 0.0, 0.0]).is_err());
         assert!(Rule::from_wire(1, &[0.1, -0.0, 0.0, 0.0, 0.0, 0.0]).is_err());
         let with = |schedule, warm_up| {
             let own = [0.1, 0.0, 0.0, 0.0, 0.0, 0.0];
-            [&own[..], &[schedule, warm_up, 0.0, 0.1, 0.0, 0.0, 1.0], &[0.0, 0.0, 0.0, 1e4, 1e4]].concat()
+            [&own[..], &[schedule, warm_up, 0.0, 0.1, 0.0, 0.0, 1.0], &[0.0, 0.0, 0.0, 1e4, 1e4, 0.0]].concat()
         };
         assert_eq!(Rule::from_wire(1, &with(0.0, 5.0)), "sgd:lr=0.1,warm_up=5".parse());
         for (schedule, warm_up, why) in

@@ -6,8 +6,8 @@ use std::time::Duration;
 use crate::error::{Error, Result};
 use crate::types::{
     CheckpointAsk, Checkpointed, Closing, Epoch, Holdings, NodeId, Order, PartId, PartLayout, Passage, Process, Round,
-    StepReport, StoreAnswer, StoreAsk, SumId, TensorKey, TensorSpec, Tick, Ticked, Time, View, WorkerId, WorkersKey,
-    Written,
+    Squares, StepReport, StoreAnswer, StoreAsk, SumId, TensorKey, TensorSpec, Tick, Ticked, Time, View, WorkerId,
+    WorkersKey, Written,
 };
 
 mod checkpoint;
@@ -85,6 +85,9 @@ pub enum Frame {
         /// What it has written or read, or why not.
         outcome: Result<Written>,
     },
+    /// This server's share of the norm of a round, which the coordinator has closed. It is said again on each new connection, until the server
+    /// hears of the norm. Repeating it is harmless.
+    Squares(Squares),
     /// What this worker says of its steps. It is said again on each new connection. Repeating it is harmless.
     Steps(StepReport),
     /// A server, or the first worker of a machine, misses contributions.
@@ -184,7 +187,7 @@ pub enum Frame {
     },
     /// To servers: do this for a checkpoint; answered by [`Frame::Obeyed`]. May be repeated after a reconnection.
     Order(Order),
-    /// To servers: a round of a clock is closed. May be repeated after a reconnection.
+    /// To servers: how a round of a clock is closed. May be repeated after a reconnection.
     Close(Closing),
     /// To workers: the membership is to change at a boundary. A worker begins no further step than `limit` from now on, and answers with
     /// [`Frame::Steps`], which names this change. May be repeated after a reconnection.

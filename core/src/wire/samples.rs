@@ -10,10 +10,11 @@ use super::{
 use crate::error::{Claim, ERRORS, Error, ErrorKind, FieldSource, Tensors};
 use crate::types::{
     Access, Address, Average, CheckpointAsk, Checkpointed, ClockKey, ClockStep, Closing, CodecSpec, DType, Effect,
-    Encoding, Epoch, Fate, Holdings, Incarnation, LoadAsk, MachineId, Member, Missing, Mode, NodeId, Op, Optimizer,
-    Order, PartId, PartLayout, Participants, Passage, Phase, Piece, Plan, Process, Role, Round, Rule, SaveAsk, Scheme,
-    ServerId, Span, StepReport, StoreAnswer, StoreAsk, SumId, TableFile, Task, TensorKey, TensorKind, TensorSpec, Tick,
-    Ticked, Time, Update, Version, View, Wiring, WorkerId, WorkerSet, WorkersKey, Written,
+    Encoding, Epoch, Fate, Half, Holdings, Incarnation, LoadAsk, MachineId, Member, Missing, Mode, NodeId, Op,
+    Optimizer, Order, PartId, PartLayout, Participants, Passage, Phase, Piece, Plan, Process, Role, Round, Rule,
+    SaveAsk, Scheme, ServerId, Span, Squares, StepReport, StoreAnswer, StoreAsk, SumId, TableFile, Task, TensorKey,
+    TensorKind, TensorSpec, Tick, Ticked, Time, Update, Version, View, Wiring, WorkerId, WorkerSet, WorkersKey,
+    Written,
 };
 
 /// A mode by a clock.
@@ -127,7 +128,7 @@ pub fn frames() -> Vec<Frame> {
         Frame::Close(Closing {
             clock: ClockKey(9),
             round: 7,
-            workers: [WorkerId(0), WorkerId(2)].into_iter().collect(),
+            half: Half::Workers { workers: [WorkerId(0), WorkerId(2)].into_iter().collect(), clips: true },
         }),
         Frame::Restore { epoch: Epoch { term: 1, number: 2 }, sums: vec![sum_id(1)], lost: vec![sum_id(2)] },
         Frame::StallNotice { tensor: "w".to_owned(), stall: stall(), detail: "d".to_owned() },
@@ -151,6 +152,8 @@ pub fn frames() -> Vec<Frame> {
         Frame::Renewed { outcome: Ok(vec![0x30, 0x82]) },
         Frame::Renewed { outcome: Err(Error::Cancelled) },
         Frame::WorkersKey(WorkersKey([0xcd; 32])),
+        Frame::Squares(Squares { clock: ClockKey(9), round: 7, sum: 1.5 }),
+        Frame::Close(Closing { clock: ClockKey(9), round: 7, half: Half::Norm(f64::INFINITY) }),
         Frame::Checkpoint {
             request: 15,
             ask: CheckpointAsk::Save(SaveAsk {

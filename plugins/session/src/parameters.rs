@@ -6,7 +6,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use gradlane_core::cluster::ticks;
 use gradlane_core::engine::{Memory, ParameterUse};
 use gradlane_core::mem::{Pool, Region};
-use gradlane_core::reduce::{Kernels, OptimizerState};
+use gradlane_core::reduce::{Kernels, OptimizerState, clip_factor};
 use gradlane_core::types::{
     Access, Ask, Average, ClockKey, ClockStep, Effect, Fate, Mode, PartId, TensorSpec, Tick, Ticked, Update, Version,
     WorkerId,
@@ -108,12 +108,17 @@ impl Parameters {
     /// Uses a parameter, and returns what that has come to.
     ///
     /// # Errors
-    /// [`Error::Mismatch`] if its first use was of another element type, shape, rule or mode; [`Error::FailedPrecondition`] if it has no
-    /// value, or a gradient for this round already.
+    /// [`Error::Mismatch`] if its first use was of another element type, shape, rule or mode, or if gradients of its clock are clipped to another
+    /// norm; [`Error::FailedPrecondition`] if it has no value, or a gradient for this round already.
     pub(crate) fn access(&self, asked: Checked) -> Result<Effect> {
         let Checked { tensor, access, clock_at, value, into } = asked;
         let mut kept = self.lock();
         let Kept { parameters, clocks, .. } = &mut *kept;
+        if !parameters.contains_key(&tensor.name) {
+            let me = WorkerId(0);
+            let other = parameters.values().find_map(|known| ticks::other_clip((me, &known.tensor), (me, &tensor)));
+            other.map_or(Ok(()), Err)?;
+        }
         let parameter = parameters.entry(tensor.name.clone()).or_insert_with(|| Parameter::unset(&tensor));
         if let Some(difference) = parameter.tensor.declared().difference(&tensor.declared()) {
             return Err(difference.into_error(tensor.name, WorkerId(0), WorkerId(0)));
@@ -169,9 +174,12 @@ impl Parameters {
         }
         if round == clock.finished + 1 && !leaves {
             clock.finished = round;
-            for parameter in parameters.values_mut().filter(|parameter| parameter.tensor.kind.mode() == mode) {
-                parameter.close(self.kernels, round, clock.base.wrapping_add(round - 1));
-            }
+            let mut of_clock: Vec<_> =
+                parameters.values_mut().filter(|parameter| parameter.tensor.kind.mode() == mode).collect();
+            let squares = of_clock.iter().map(|parameter| parameter.squares(self.kernels, round));
+            let norm = squares.fold(0.0, |all, squares| all + squares).sqrt();
+            let before = clock.base.wrapping_add(round - 1);
+            of_clock.iter_mut().for_each(|parameter| parameter.close(self.kernels, round, before, norm));
         }
         Ok(Ticked { round: clock.finished, step: clock.step(), ahead: 0, fate: Fate::Accepted })
     }
@@ -306,11 +314,27 @@ impl Parameter {
         Ok(Effect { version: self.version, fate, lag: 0 })
     }
 
-    /// A round is closed, before which the job had made so many steps.
-    fn close(&mut self, kernels: Kernels, round: u64, global_step: u64) {
-        if let Some((_, gradient)) = self.of_round.take_if(|(of, _)| *of == round) {
+    /// The squares of its gradient of a round, if that is clipped.
+    fn squares(&self, kernels: Kernels, round: u64) -> f64 {
+        let gradient = self.of_round.as_ref().filter(|(of, _)| *of == round && self.clip_norm().is_some());
+        gradient.map_or(0.0, |(_, gradient)| kernels.squares(self.tensor.dtype, gradient))
+    }
+
+    /// A round is closed, before which the job had made so many steps, and in which the gradients that are clipped have this norm.
+    fn close(&mut self, kernels: Kernels, round: u64, global_step: u64, norm: f64) {
+        if let Some((_, mut gradient)) = self.of_round.take_if(|(of, _)| *of == round) {
+            // Gradients that are not finite have no norm, and are clipped to nothing, as servers do it.
+            let norm = if norm.is_nan() { f64::INFINITY } else { norm };
+            let factor = self.clip_norm().map_or(1.0, |most| clip_factor(most, norm));
+            if factor != 1.0 {
+                kernels.scale(self.tensor.dtype, factor, &mut gradient);
+            }
             self.change(kernels, Update::Step, Some(global_step), &gradient);
         }
+    }
+
+    fn clip_norm(&self) -> Option<f64> {
+        self.tensor.kind.rule()?.clip_norm()
     }
 
     /// Writes the value, or an average, which is the value before the first step.

@@ -6,17 +6,25 @@
 //!
 //! In a mode with rounds this is the one place that decides which workers close a round. Servers obey it, and are told again when they
 //! connect.
+//!
+//! ```text
+//!  open ──enough workers──► closed            (workers go on)
+//!   └──enough workers, gradients are clipped──► sealed ──all servers have said their squares──► closed
+//! ```
+//! No round of a clock is sealed or closed while another one is sealed. Its norm needs servers alone: a worker that is lost delays nothing.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use gradlane_core::cluster::ticks;
 use gradlane_core::error::{Error, Result};
 use gradlane_core::types::{
-    ClockKey, ClockStep, Closing, Fate, Mode, Pace, Quorum, Tick, Ticked, Time, WorkerId, WorkerSet,
+    ClockKey, ClockStep, Closing, Fate, Half, Mode, Pace, Quorum, ServerId, Squares, TensorKey, TensorSpec, Tick,
+    Ticked, Time, WorkerId, WorkerSet,
 };
 use gradlane_core::wire::limits::CLOCKS_MAX;
 
+use super::clips::Clips;
 use super::lately::Lately;
 
 /// The clocks of a job.
@@ -26,10 +34,13 @@ pub(crate) struct Clocks {
     due: WorkerSet,
     /// Those that have left the job in order.
     gone: WorkerSet,
+    /// The servers of the job, all of which apply each round.
+    servers: BTreeSet<ServerId>,
+    clips: Clips,
     clocks: BTreeMap<String, Clock>,
     /// Of each clock, what is added to its rounds to make the global step, modulo 2^64, since a checkpoint was loaded.
     bases: BTreeMap<ClockKey, u64>,
-    /// The rounds that were closed lately, for servers that may have missed it.
+    /// How rounds were closed lately, for servers that may have missed it.
     told: Lately<Closing>,
 }
 
@@ -41,7 +52,7 @@ pub(crate) struct Answer {
     pub(crate) outcome: Result<Ticked>,
 }
 
-/// What follows from an input: waits that end, and rounds that servers are to close.
+/// What follows from an input: waits that end, and what servers are told of rounds.
 #[derive(Default, PartialEq, Debug)]
 pub(crate) struct Turn {
     pub(crate) answers: Vec<Answer>,
@@ -59,8 +70,10 @@ struct Clock {
     finished: BTreeMap<WorkerId, u64>,
     /// The ticks of all workers together.
     ticks: u64,
-    /// The rounds that were closed, in a mode with rounds.
+    /// The rounds that were closed, in a mode with rounds, with the one that is sealed.
     closed: u64,
+    /// While the last of them is sealed: what the servers have said.
+    squares: Option<BTreeMap<ServerId, f64>>,
     /// Who is in the round that is open. Their order counts no more once they are in.
     arrived: WorkerSet,
     /// Who ticks it no more.
@@ -77,16 +90,35 @@ struct Waiting {
 }
 
 impl Clocks {
-    /// No clocks, in a job with the workers of ranks 0 to `workers`. A server that was away for `remember` is given up.
-    pub(crate) fn new(workers: u32, remember: Duration) -> Self {
-        let due = (0..workers).map(WorkerId).collect();
+    /// No clocks, in a job with the workers of ranks 0 to `workers`, and so many servers. A server that was away for `remember` is given up.
+    pub(crate) fn new(workers: u32, servers: u32, remember: Duration) -> Self {
         Self {
-            due,
+            due: (0..workers).map(WorkerId).collect(),
             gone: WorkerSet::default(),
+            servers: (0..servers).map(ServerId).collect(),
+            clips: Clips::default(),
             clocks: BTreeMap::new(),
             bases: BTreeMap::new(),
             told: Lately::new(remember),
         }
+    }
+
+    /// Refuses a declaration of `worker` that makes no sense beside others of the same clock.
+    ///
+    /// # Errors
+    /// [`Error::Mismatch`] if gradients of a clock are to be clipped to two norms.
+    pub(crate) fn check(&self, worker: WorkerId, tensors: &[TensorSpec]) -> Result<()> {
+        self.clips.check(worker, tensors)
+    }
+
+    /// A worker has declared these tensors.
+    pub(crate) fn declare(&mut self, worker: WorkerId, tensors: &[TensorSpec]) {
+        self.clips.declare(worker, tensors);
+    }
+
+    /// These tensors have ended.
+    pub(crate) fn end(&mut self, keys: &[TensorKey]) {
+        self.clips.end(keys);
     }
 
     /// A worker has finished a round, perhaps not for the first time.
@@ -118,6 +150,36 @@ impl Clocks {
         turn
     }
 
+    /// A server has said its share of the norm of a round, perhaps not for the first time.
+    pub(crate) fn take_squares(&mut self, now: Time, server: ServerId, squares: Squares) -> Turn {
+        let Squares { clock: key, round, sum } = squares;
+        let of_round = |clock: &Clock| clock.mode.clock == Some(key) && clock.closed == round;
+        let Some((name, clock)) = self.clocks.iter_mut().find(|(_, clock)| of_round(clock)) else {
+            return Turn::default();
+        };
+        let Some(said) = &mut clock.squares else { return Turn::default() };
+        said.entry(server).or_insert(sum);
+        let name = name.clone();
+        self.settle(now, &name)
+    }
+
+    /// Tells the norm of the round that is sealed, once all servers have said their squares.
+    fn settle(&mut self, now: Time, name: &str) -> Turn {
+        let Self { due, gone, servers, clocks, told, .. } = self;
+        let clock = clocks.get_mut(name).expect("it was ticked");
+        let is_whole = |said: &mut BTreeMap<ServerId, f64>| servers.iter().all(|server| said.contains_key(server));
+        let (Some(said), Some(key)) = (clock.squares.take_if(is_whole), clock.mode.clock) else {
+            return Turn::default();
+        };
+        // In the order of the servers, so that each run has the same bits.
+        let norm = said.values().fold(0.0, |all, sum| all + sum).sqrt();
+        let closing = Closing { clock: key, round: clock.closed, half: Half::Norm(norm) };
+        told.push(now, closing.clone());
+        // Those that waited for this round hear of it before the next one is closed.
+        let turn = Turn { answers: clock.release(&clock.active(due, gone)), closed: vec![closing] };
+        turn.and(self.advance(now, name))
+    }
+
     /// A worker ticks this clock no more.
     fn leave_one(&mut self, now: Time, worker: WorkerId, request: u64, name: &str, mode: Mode) -> Turn {
         let clock = self.clocks.get_mut(name).expect("made before");
@@ -139,8 +201,11 @@ impl Clocks {
             let late = clock.waiting.iter().filter(|(_, waiting)| waiting.until <= now).map(|(worker, _)| *worker);
             for worker in late.collect::<Vec<_>>() {
                 let Waiting { request, round, since, .. } = clock.waiting.remove(&worker).expect("found above");
-                let what =
-                    format!("clock {name:?}, round {round}: waiting for {}", clock.describe_slowest(worker, &active));
+                let whom = match &clock.squares {
+                    Some(said) if round <= clock.closed => describe_silent(&self.servers, said),
+                    _ => clock.describe_slowest(worker, &active),
+                };
+                let what = format!("clock {name:?}, round {round}: waiting for {whom}");
                 let outcome = Err(Error::Timeout { what, waited: now.since(since) });
                 answers.push(Answer { worker, request, outcome });
             }
@@ -148,12 +213,12 @@ impl Clocks {
         answers
     }
 
-    /// From now on these are the workers of the job, because others were lost, or left.
-    pub(crate) fn set_due(&mut self, now: Time, due: WorkerSet) -> Turn {
+    /// From now on these are the workers and the servers of the job, because others were lost, or left.
+    pub(crate) fn set_due(&mut self, now: Time, due: WorkerSet, servers: BTreeSet<ServerId>) -> Turn {
         for clock in self.clocks.values_mut() {
             clock.waiting.retain(|worker, _| due.contains(*worker));
         }
-        self.due = due;
+        (self.due, self.servers) = (due, servers);
         self.advance_all(now)
     }
 
@@ -165,7 +230,7 @@ impl Clocks {
 
     fn advance_all(&mut self, now: Time) -> Turn {
         let names: Vec<String> = self.clocks.keys().cloned().collect();
-        let turns = names.iter().map(|name| self.advance(now, name));
+        let turns = names.iter().map(|name| self.settle(now, name).and(self.advance(now, name)));
         turns.fold(Turn::default(), Turn::and)
     }
 
@@ -225,7 +290,7 @@ impl Clocks {
 
     /// Closes the round of a clock if its workers are there, and answers whom nobody holds up any more.
     fn advance(&mut self, now: Time, name: &str) -> Turn {
-        let Self { due, gone, clocks, told, .. } = self;
+        let Self { due, gone, clips, clocks, told, .. } = self;
         let clock = clocks.get_mut(name).expect("it was ticked");
         // Who has no more rounds is no loss.
         let members = due.iter().chain(gone.iter()).collect::<WorkerSet>().len();
@@ -233,23 +298,20 @@ impl Clocks {
         let mut turn = Turn::default();
         if let Some((key, quorum, _)) = clock.mode.rounds() {
             if let Some(error) = ticks::too_few(name, quorum, members) {
-                let waiting = std::mem::take(&mut clock.waiting).into_iter();
+                // Of a round that is sealed there were enough.
+                let closed = clock.closed;
+                let waiting = clock.waiting.extract_if(.., |_, waiting| waiting.round > closed);
                 turn.answers.extend(waiting.map(|(worker, Waiting { request, .. })| Answer {
                     worker,
                     request,
                     outcome: Err(error.clone()),
                 }));
-            } else if let Some(closing) = clock.close(key, quorum, due) {
+            } else if let Some(closing) = clock.close(key, quorum, due, clips.has(key)) {
                 told.push(now, closing.clone());
                 turn.closed.push(closing);
             }
         }
-        let may_go = |worker: WorkerId, waiting: &Waiting| clock.may_go_on(worker, waiting.round, due);
-        let gone = clock.waiting.iter().filter(|(worker, waiting)| may_go(**worker, waiting));
-        for worker in gone.map(|(worker, _)| *worker).collect::<Vec<_>>() {
-            let Waiting { request, .. } = clock.waiting.remove(&worker).expect("found above");
-            turn.answers.push(Answer { worker, request, outcome: Ok(clock.ticked(worker, due)) });
-        }
+        turn.answers.extend(clock.release(due));
         turn
     }
 }
@@ -264,6 +326,7 @@ impl Clock {
             finished,
             ticks: 0,
             closed: 0,
+            squares: None,
             arrived: WorkerSet::default(),
             left: WorkerSet::default(),
             waiting,
@@ -278,9 +341,14 @@ impl Clock {
         }
         let finished = self.finished_by(worker);
         if mode.rounds().is_some() {
+            let was_in = finished == round;
+            if was_in && round > self.settled() {
+                // It waits for the norm, again if it has said so before.
+                return Ok(None);
+            }
             if round <= self.closed {
                 // A worker that was in the round hears so again.
-                let fate = if finished == round { Fate::Accepted } else { Fate::DroppedLate };
+                let fate = if was_in { Fate::Accepted } else { Fate::DroppedLate };
                 return Ok(Some(Ticked { round: self.closed, step: self.step(), ahead: 0, fate }));
             }
             if round > self.closed + 1 {
@@ -310,26 +378,43 @@ impl Clock {
         due.iter().filter(|worker| !self.left.contains(*worker) && !gone.contains(*worker)).collect()
     }
 
-    /// Closes the round that is open, if those are there that close it: all that still tick, if these are fewer.
-    fn close(&mut self, clock: ClockKey, quorum: Quorum, due: &WorkerSet) -> Option<Closing> {
+    /// Closes the round that is open, or seals it if it `clips`, if those are there that close it: all that still tick, if these are fewer.
+    fn close(&mut self, clock: ClockKey, quorum: Quorum, due: &WorkerSet, clips: bool) -> Option<Closing> {
         let are_enough = match quorum {
             Quorum::All => false,
             Quorum::First(k) => self.arrived.len() >= k as usize,
         };
         let is_closed = are_enough || due.iter().all(|worker| self.arrived.contains(worker));
-        if !is_closed || self.arrived.is_empty() {
+        if !is_closed || self.arrived.is_empty() || self.squares.is_some() {
             return None;
         }
         self.closed += 1;
+        self.squares = clips.then(BTreeMap::new);
         let workers = std::mem::take(&mut self.arrived);
-        Some(Closing { clock, round: self.closed, workers })
+        Some(Closing { clock, round: self.closed, half: Half::Workers { workers, clips } })
+    }
+
+    /// The rounds that were closed, without the one that is sealed.
+    fn settled(&self) -> u64 {
+        self.closed - u64::from(self.squares.is_some())
+    }
+
+    /// Answers whom nobody holds up any more.
+    fn release(&mut self, due: &WorkerSet) -> Vec<Answer> {
+        let may_go = |(worker, waiting): &(&WorkerId, &Waiting)| self.may_go_on(**worker, waiting.round, due);
+        let free: Vec<WorkerId> = self.waiting.iter().filter(may_go).map(|(worker, _)| *worker).collect();
+        let answer = |worker| {
+            let Waiting { request, .. } = self.waiting.remove(&worker).expect("found above");
+            Answer { worker, request, outcome: Ok(self.ticked(worker, due)) }
+        };
+        free.into_iter().map(answer).collect()
     }
 
     fn may_go_on(&self, worker: WorkerId, round: u64, due: &WorkerSet) -> bool {
         match self.mode.pace {
             Pace::Async => true,
             Pace::Ssp { bound } => self.ahead(worker, due) <= u64::from(bound),
-            Pace::Rounds { .. } => round <= self.closed,
+            Pace::Rounds { .. } => round <= self.settled(),
         }
     }
 
@@ -386,6 +471,13 @@ impl Clock {
         };
         slowest.join(", ")
     }
+}
+
+/// For which servers a round waits that is sealed.
+fn describe_silent(servers: &BTreeSet<ServerId>, said: &BTreeMap<ServerId, f64>) -> String {
+    let silent = servers.iter().filter(|server| !said.contains_key(server));
+    let silent: Vec<String> = silent.map(ServerId::to_string).collect();
+    format!("the squares of {}", silent.join(", "))
 }
 
 impl Turn {

@@ -63,6 +63,7 @@ pub(super) fn lasts(frame: &Frame) -> bool {
                 | Frame::Undeclare { .. }
                 | Frame::Barrier { .. }
                 | Frame::Tick { .. }
+                | Frame::Squares(_)
                 | Frame::Steps(_)
                 | Frame::Leave
                 | Frame::Fail { .. }

@@ -111,7 +111,7 @@ impl Coordinator {
             roster: Roster::new(size),
             failure_detector: FailureDetector::new(config.suspect_timeout, config.dead_timeout),
             barriers: Barriers::new(config.workers, config.defect),
-            clocks: Clocks::new(config.workers, told_for(&config)),
+            clocks: Clocks::new(config.workers, config.servers, told_for(&config)),
             checkpoints: Checkpoints::default(),
             boundaries: Boundaries::new(
                 config.boundary_timeout,
@@ -250,6 +250,7 @@ impl Coordinator {
                 self.handle_checkpoint(now, link, identity, request, ask);
             }
             (Frame::Obeyed { order, outcome }, Some(identity)) => self.handle_obeyed(link, identity, order, outcome),
+            (Frame::Squares(squares), Some(identity)) => self.handle_squares(now, link, identity, squares),
             (Frame::Store { request, ask }, Some(identity)) => self.handle_store(now, link, identity, request, ask),
             (Frame::Steps(report), Some(identity)) => self.handle_steps(now, link, identity, report),
             (Frame::Holdings(holdings), Some(identity)) => self.handle_holdings(now, identity, holdings),
@@ -418,7 +419,7 @@ impl Coordinator {
     fn form(&mut self, now: Time) {
         self.roster.seal();
         if self.formed_before > 0 {
-            self.count_workers(self.roster.size().workers);
+            self.count_members(self.roster.size());
         }
         self.epoch.number += 1;
         self.stage = Stage::Running;

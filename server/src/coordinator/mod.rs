@@ -44,6 +44,7 @@ mod barrier;
 mod boundaries;
 mod census;
 mod checkpoints;
+mod clips;
 pub(crate) mod clocks;
 mod connections;
 pub mod driver;

@@ -3,7 +3,7 @@
 use gradlane_core::codec;
 use gradlane_core::codec::feedback::Start;
 use gradlane_core::error::{Error, Result};
-use gradlane_core::types::{CodecSpec, DType, ExchangeId, LinkId, Op, PartId, Round, WorkerId, Written};
+use gradlane_core::types::{CodecSpec, DType, ExchangeId, LinkId, Op, PartId, Round, Squares, WorkerId, Written};
 use gradlane_core::wire::frame::Stall;
 use gradlane_core::wire::{About, Body, Sum};
 
@@ -83,6 +83,11 @@ pub enum Command {
         /// Which round, for which workers, since when.
         stall: Stall,
     },
+    /// Tell the coordinator this server's share of the norm of a round, and again on each new connection.
+    Measured {
+        /// The share.
+        squares: Squares,
+    },
 }
 
 /// A step of one of the services on memory: what the [`Store`](super::store::Store) carries out.
@@ -137,6 +142,7 @@ impl Work {
                     ValueStep::Change { .. }
                     | ValueStep::Keep { .. }
                     | ValueStep::Merge { .. }
+                    | ValueStep::Apply { .. }
                     | ValueStep::Forget { .. }
                     | ValueStep::Answer { .. }
                     | ValueStep::Freeze { .. }
@@ -171,6 +177,7 @@ impl Work {
                     | ValueStep::Change { .. }
                     | ValueStep::Keep { .. }
                     | ValueStep::Merge { .. }
+                    | ValueStep::Apply { .. }
                     | ValueStep::Forget { .. }
                     | ValueStep::Freeze { .. }
                     | ValueStep::Restore { .. }

@@ -304,12 +304,15 @@ impl DataPlane {
         reach(Failpoint::BodyFlows);
     }
 
-    /// A lane says what became of a body.
-    fn hear(self: &Arc<Self>, Told { route, exchange, receipt }: Told) {
-        if receipt == Receipt::Whole {
+    /// A lane says what became of a body, or what the squares of a gradient are.
+    fn hear(self: &Arc<Self>, told: Told) {
+        if let Told::Receipt { receipt: Receipt::Whole, .. } = told {
             reach(Failpoint::BodyWhole);
         }
-        self.change(|node, now| node.handle_receipt(now, route, exchange, receipt));
+        self.change(|node, now| match told {
+            Told::Receipt { route, exchange, receipt } => node.handle_receipt(now, route, exchange, receipt),
+            Told::Squares { part, round, sum } => node.handle_squares(part, round, sum),
+        });
     }
 
     /// The archivist has read a part, or has done all that it was to do.
@@ -373,6 +376,11 @@ impl DataPlane {
                 }
             }
             Command::Stalled { stall } => self.report(stall),
+            Command::Measured { squares } => {
+                if let Some(reporter) = self.reporter.get() {
+                    reporter.report_squares(squares);
+                }
+            }
         }
     }
 

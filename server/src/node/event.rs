@@ -29,4 +29,13 @@ pub enum Event {
         /// Its state. `None` if a defect has lost it.
         frozen: Option<FrozenPart>,
     },
+    /// Report the squares of a round's gradient to the node.
+    Squares {
+        /// The part.
+        part: PartId,
+        /// The round of its clock.
+        round: u64,
+        /// The sum of the squares of its elements.
+        sum: f64,
+    },
 }

@@ -64,19 +64,20 @@ pub(crate) enum Job {
     Read { part: PartId, order: u64, frozen: FrozenPart },
 }
 
-/// What a lane tells the driver of a body.
+/// What a lane tells the driver, for the node.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Told {
-    pub(crate) route: Route,
-    pub(crate) exchange: ExchangeId,
-    pub(crate) receipt: Receipt,
+pub(crate) enum Told {
+    /// What became of a body.
+    Receipt { route: Route, exchange: ExchangeId, receipt: Receipt },
+    /// The squares of a round's gradient.
+    Squares { part: PartId, round: u64, sum: f64 },
 }
 
 /// The outputs of the lanes. None of the functions blocks for long; `tell` may submit further jobs about the same part, `send` may not.
 pub(crate) struct Outlets {
     /// Sends blocks and answers, in order.
     pub(crate) send: Box<dyn Fn(Outgoing) + Send + Sync>,
-    /// Reports receipts to the node.
+    /// Reports receipts and squares to the node.
     pub(crate) tell: Box<dyn Fn(Told) + Send + Sync>,
     /// Hands over parts that were frozen.
     pub(crate) archive: Box<dyn Fn(u64, PartId, Option<FrozenPart>) + Send + Sync>,
@@ -233,7 +234,8 @@ impl Lane {
             let mut told = Vec::new();
             let mut say = |event| match event {
                 Event::Send(outgoing) => (self.outlets.send)(outgoing),
-                Event::Receipt { route, exchange, receipt } => told.push(Told { route, exchange, receipt }),
+                Event::Receipt { route, exchange, receipt } => told.push(Told::Receipt { route, exchange, receipt }),
+                Event::Squares { part, round, sum } => told.push(Told::Squares { part, round, sum }),
                 Event::Frozen { order, part, frozen } => (self.outlets.archive)(order, part, frozen),
             };
             // A panic is a defect. It must end only the work of this lane, not the thread that works here.
@@ -322,7 +324,7 @@ mod tests {
         }
         lanes.run();
         for _ in 0..4 {
-            assert_eq!(told.recv().unwrap().receipt, Receipt::Whole);
+            assert!(matches!(told.recv(), Ok(Told::Receipt { receipt: Receipt::Whole, .. })));
         }
         drop(lanes);
         assert_eq!(blocks(&sent), 4 << 20);

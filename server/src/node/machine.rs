@@ -13,7 +13,7 @@
 //!    [`handle_timeout`](Node::handle_timeout) when [`poll_timeout`](Node::poll_timeout) says so.
 //! 3. [`Command::Step`] is a step for the [`Store`](super::store::Store), which the driver may spread over threads. The steps of one part keep
 //!    their order; steps of different parts may overlap. Report every receipt that comes of them with
-//!    [`handle_receipt`](Node::handle_receipt).
+//!    [`handle_receipt`](Node::handle_receipt), and squares with [`handle_squares`](Node::handle_squares).
 //! 4. Keep a table of routes. A step that [receives](super::command::Work::receives) adds one, [`Command::Unroute`] removes it. Bytes of an
 //!    exchange with a route go straight to the store, so that no chunk of a body passes this machine. Bytes of an exchange without a route
 //!    go to [`handle_body`](Node::handle_body): they are few, because only withdrawals come this way.
@@ -180,6 +180,11 @@ impl Node {
     /// The store says what became of a body, whose latest bytes `exchange` brought along `route`.
     pub fn handle_receipt(&mut self, now: Time, route: Route, exchange: ExchangeId, receipt: Receipt) {
         self.services.handle_receipt(now, route, exchange, receipt, &mut self.budget);
+    }
+
+    /// The store says the squares of the gradient of a part in a round.
+    pub fn handle_squares(&mut self, part: PartId, round: u64, squares: f64) {
+        self.services.handle_squares(part, round, squares);
     }
 
     /// An exchange broke off. Unknown ones are ignored.

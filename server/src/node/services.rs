@@ -112,6 +112,11 @@ impl Services {
         }
     }
 
+    /// The driver says the squares of the gradient of a part in a round.
+    pub(super) fn handle_squares(&mut self, part: PartId, round: u64, sum: f64) {
+        self.parameters.handle_squares(part, round, sum);
+    }
+
     /// An exchange broke off. A service ignores those that it does not know.
     pub(super) fn handle_torn(&mut self, exchange: ExchangeId, budget: &mut Budget) {
         self.sums.handle_torn(exchange, budget);
@@ -130,7 +135,7 @@ impl Services {
         self.parameters.handle_over(parts, error, budget);
     }
 
-    /// The coordinator has closed a round of a clock.
+    /// The coordinator says how a round of a clock is closed.
     pub(super) fn handle_close(&mut self, closing: &Closing, budget: &mut Budget) {
         self.parameters.handle_close(closing, budget);
     }

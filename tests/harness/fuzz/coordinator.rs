@@ -7,7 +7,7 @@ use gradlane_core::error::Error;
 use gradlane_core::pipeline::LayoutConfig;
 use gradlane_core::types::{
     Address, ClockKey, DType, Epoch, Incarnation, LinkId, Mode, NodeId, PartId, Phase, Process, Role, Round, Scheme,
-    StepReport, StoreAsk, TensorKey, TensorSpec, Tick, Time, View, WorkerId,
+    Squares, StepReport, StoreAsk, TensorKey, TensorSpec, Tick, Time, View, WorkerId,
 };
 use gradlane_core::wire::Frame;
 use gradlane_core::wire::frame::{Join, Progress, Stall};
@@ -190,8 +190,9 @@ impl World {
                 self.pass(until);
             }
             19 => {
-                let said = match input.below(2) {
+                let said = match input.below(3) {
                     0 => Frame::Steps(step_report(input)),
+                    1 => Frame::Squares(squares(input)),
                     _ => Frame::Tick { request: u64::from(input.byte()), tick: tick(input) },
                 };
                 self.said(input, said);
@@ -372,7 +373,14 @@ fn tensor(input: &mut Input<'_>) -> TensorSpec {
     let dtype = input.pick(&[DType::F32, DType::F32, DType::I64, DType::U8]);
     let sizes = [1, 10, 100_000, 0, 1 << 44, u64::MAX];
     let shape = (0..input.below(3)).map(|_| input.pick(&sizes)).collect();
-    TensorSpec::new(name, dtype, shape)
+    match input.below(4) {
+        0 => {
+            let rule = ["sgd", "sgd:clip_norm=1", "sgd:clip_norm=2"][usize::from(input.below(3))];
+            let parameter = TensorSpec::parameter(name, dtype, shape);
+            parameter.with_rule(rule.parse().expect("a rule")).with_mode(clocked(input).1)
+        }
+        _ => TensorSpec::new(name, dtype, shape),
+    }
 }
 
 fn step_report(input: &mut Input<'_>) -> StepReport {
@@ -382,12 +390,23 @@ fn step_report(input: &mut Input<'_>) -> StepReport {
 }
 
 fn tick(input: &mut Input<'_>) -> Tick {
+    let (clock, mode) = clocked(input);
+    let (round, leaves) = (u64::from(input.below(5)), input.below(8) == 0);
+    let wait = input.pick(&[None, Some(Duration::ZERO), Some(Duration::from_secs(5)), Some(Duration::MAX)]);
+    Tick { clock: clock.to_owned(), mode, round, leaves, wait }
+}
+
+/// A clock, and a mode that follows it.
+fn clocked(input: &mut Input<'_>) -> (&'static str, Mode) {
     let clock = ["c", "d"][usize::from(input.below(2))];
     let mode: Mode =
         ["async", "ssp:bound=1", "sync", "k_of_n:k=2"][usize::from(input.below(4))].parse().expect("a mode");
-    let (round, leaves) = (u64::from(input.below(5)), input.below(8) == 0);
-    let wait = input.pick(&[None, Some(Duration::ZERO), Some(Duration::from_secs(5)), Some(Duration::MAX)]);
-    Tick { clock: clock.to_owned(), mode: mode.with_clock(ClockKey::of(clock)), round, leaves, wait }
+    (clock, mode.with_clock(ClockKey::of(clock)))
+}
+
+fn squares(input: &mut Input<'_>) -> Squares {
+    let clock = ClockKey::of(["c", "d"][usize::from(input.below(2))]);
+    Squares { clock, round: u64::from(input.below(5)), sum: f64::from(input.byte()) }
 }
 
 fn store_ask(input: &mut Input<'_>) -> StoreAsk {

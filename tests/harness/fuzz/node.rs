@@ -14,8 +14,9 @@ use gradlane_core::mem::{Copies, Pool};
 use gradlane_core::reduce::Kernels;
 use gradlane_core::transport::Outgoing;
 use gradlane_core::types::{
-    ClockKey, ClockStep, Closing, CodecSpec, DType, ExchangeId, Incarnation, LinkId, Op, Order, PartId, PartLayout,
-    Phase, Piece, Plan, ServerId, Span, Task, TensorKey, TensorKind, Time, Version, View, WorkerId, Written,
+    ClockKey, ClockStep, Closing, CodecSpec, DType, ExchangeId, Half, Incarnation, LinkId, Op, Order, PartId,
+    PartLayout, Phase, Piece, Plan, ServerId, Span, Task, TensorKey, TensorKind, Time, Version, View, WorkerId,
+    Written,
 };
 use gradlane_core::wire::{
     About, Contribute, Contribution, Contributors, Header, Reply, Request, Response, Sum, Target, reject, samples,
@@ -78,8 +79,14 @@ struct World {
     routes: BTreeMap<ExchangeId, Route>,
     /// Names that have ended: all their parts lie below this index, and those of their next life lie above.
     ended: BTreeMap<TensorKey, u32>,
-    /// Receipts on their way from a lane to the node.
-    receipts: VecDeque<(Route, ExchangeId, Receipt)>,
+    /// Receipts and squares on their way from a lane to the node.
+    told: VecDeque<Told>,
+}
+
+/// What a lane says.
+enum Told {
+    Receipt { route: Route, exchange: ExchangeId, receipt: Receipt },
+    Squares { part: PartId, round: u64, sum: f64 },
 }
 
 struct Exchange {
@@ -121,7 +128,7 @@ impl World {
             opened: 0,
             routes: BTreeMap::new(),
             ended: BTreeMap::new(),
-            receipts: VecDeque::new(),
+            told: VecDeque::new(),
             archives: Vec::new(),
             orders: 0,
         }
@@ -146,9 +153,7 @@ impl World {
             }
             14 => self.answered(input),
             15 | 16 => {
-                if let Some((route, exchange, receipt)) = self.receipts.pop_front() {
-                    self.node.handle_receipt(self.now, route, exchange, receipt);
-                }
+                self.hear();
             }
             17 => {
                 let millis = u64::from(input.byte()) * 40;
@@ -167,7 +172,11 @@ impl World {
                 15..=17 => {
                     let workers = [0, 1, 2].map(WorkerId).into_iter().filter(|_| input.below(3) > 0).collect();
                     let round = u64::from(input.below(6));
-                    let closing = Closing { clock: ClockKey(1), round, workers };
+                    let half = match input.below(3) {
+                        0 => Half::Norm(f64::from(input.byte())),
+                        kind => Half::Workers { workers, clips: kind == 1 },
+                    };
+                    let closing = Closing { clock: ClockKey(1), round, half };
                     self.node.handle_member(MemberEvent::Close(closing));
                 }
                 18..=21 => self.order(input),
@@ -314,6 +323,18 @@ impl World {
         }
     }
 
+    /// What a lane said next reaches the node; whether there was something.
+    fn hear(&mut self) -> bool {
+        match self.told.pop_front() {
+            Some(Told::Receipt { route, exchange, receipt }) => {
+                self.node.handle_receipt(self.now, route, exchange, receipt);
+            }
+            Some(Told::Squares { part, round, sum }) => self.node.handle_squares(part, round, sum),
+            None => return false,
+        }
+        true
+    }
+
     fn answered(&mut self, input: &mut Input<'_>) {
         let Some(id) = self.exchange(input) else { return };
         if matches!(self.exchanges[&id].answer, Answer::Whole) {
@@ -435,6 +456,9 @@ impl World {
             Command::Short { .. } => {}
             Command::Archive(archive) => self.archives.push(archive),
             Command::Obeyed { .. } => {}
+            Command::Measured { squares } => {
+                assert!(squares.sum >= 0.0, "what its reader would refuse");
+            }
             Command::Stalled { stall } => {
                 assert!(!stall.missing.is_empty(), "a stall names who is missing");
             }
@@ -444,7 +468,10 @@ impl World {
     fn say(&mut self, events: Vec<Event>) {
         for event in events {
             match event {
-                Event::Receipt { route, exchange, receipt } => self.receipts.push_back((route, exchange, receipt)),
+                Event::Receipt { route, exchange, receipt } => {
+                    self.told.push_back(Told::Receipt { route, exchange, receipt });
+                }
+                Event::Squares { part, round, sum } => self.told.push_back(Told::Squares { part, round, sum }),
                 Event::Frozen { order, part, .. } => {
                     let archive = self.archives.iter().find(|archive| archive.order == order);
                     let wanted = archive.is_some_and(|archive| archive.plan.parts.iter().any(|of| of.part == part));
@@ -524,8 +551,7 @@ impl World {
         let links: Vec<LinkId> = self.links.keys().copied().collect();
         links.into_iter().for_each(|link| self.lose(link));
         self.settle();
-        while let Some((route, exchange, receipt)) = self.receipts.pop_front() {
-            self.node.handle_receipt(self.now, route, exchange, receipt);
+        while self.hear() {
             self.settle();
         }
         self.node.handle_member(MemberEvent::Failed(Error::Cancelled));

@@ -8,7 +8,7 @@ use std::time::Duration;
 use gradlane_core::Error;
 use gradlane_core::pipeline::Stage;
 use gradlane_core::sched::TaskId;
-use gradlane_core::types::{ExchangeId, LinkId, Role, Span, Time};
+use gradlane_core::types::{ExchangeId, LinkId, PartId, Role, Span, Time};
 use gradlane_server::node::command::{Receipt, Route};
 
 use super::network::StreamEnd;
@@ -79,6 +79,8 @@ pub(super) enum Input {
     BodyCut { exchange: ExchangeId },
     /// A server's thread says what became of a contribution.
     Receipt { route: Route, exchange: ExchangeId, receipt: Receipt },
+    /// The squares of a gradient on their way from a server's store to its node.
+    Squares { part: PartId, round: u64, sum: f64 },
     /// All of a contribution was acknowledged: nothing refers to its memory any more.
     Returned { exchange: ExchangeId },
     /// The server does not want the rest of a contribution.

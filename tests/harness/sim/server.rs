@@ -183,6 +183,7 @@ impl ServerProcess {
             Command::Short { .. } => {}
             Command::Stalled { stall } => self.member.member.report_stall(stall),
             Command::Archive(_) | Command::Obeyed { .. } => unreachable!("nobody asks for a checkpoint"),
+            Command::Measured { squares } => self.member.member.report_squares(squares),
         }
     }
 
@@ -217,6 +218,10 @@ impl ServerProcess {
                 Event::Receipt { route, exchange, receipt } => {
                     let after = context.random.millis(0, 2);
                     context.post(self.me, after, Input::Receipt { route, exchange, receipt });
+                }
+                Event::Squares { part, round, sum } => {
+                    let after = context.random.millis(0, 2);
+                    context.post(self.me, after, Input::Squares { part, round, sum });
                 }
                 Event::Send(Outgoing::Answer { exchange, header }) => {
                     self.answer(context, exchange, &Reply::Response(header));
@@ -303,6 +308,7 @@ impl ServerProcess {
             Input::Receipt { route, exchange, receipt } => {
                 self.node.handle_receipt(now, route, exchange, receipt);
             }
+            Input::Squares { part, round, sum } => self.node.handle_squares(part, round, sum),
             // After the whole body it says only that the worker has its memory back.
             Input::BodyCut { exchange } => {
                 let is_torn = |served: &Served| served.state.wants_body() && served.state.body_left() > 0;
@@ -459,6 +465,7 @@ impl Process for ServerProcess {
             | Input::Body { .. }
             | Input::BodyCut { .. }
             | Input::Receipt { .. }
+            | Input::Squares { .. }
             | Input::Answered { .. }
             | Input::ExchangeTorn { .. } => self.handle_exchange(context, input),
             Input::ControlDialled { .. }

@@ -414,6 +414,7 @@ impl Process for WorkerProcess {
             | Input::Body { .. }
             | Input::BodyCut { .. }
             | Input::Receipt { .. }
+            | Input::Squares { .. }
             | Input::ProcessEnded { .. }
             | Input::Drain
             | Input::Answered { .. } => {}

@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use super::Member;
+use crate::cluster::MemberEvent;
 use crate::error::Result;
-use crate::types::{Epoch, Holdings, NodeId, Written};
+use crate::types::{Closing, Epoch, Half, Holdings, NodeId, Squares, Written};
 use crate::wire::Frame;
 use crate::wire::frame::Stall;
 
@@ -26,6 +27,20 @@ impl Member {
             self.holdings = Some(holdings.clone());
             self.ask(Frame::Holdings(holdings));
         }
+    }
+
+    /// Tells the coordinator this server's share of the norm of a round, and again after each reconnection until the server hears of the norm.
+    pub fn report_squares(&mut self, squares: Squares) {
+        self.squares.push(squares);
+        self.ask(Frame::Squares(squares));
+    }
+
+    /// The coordinator says how a round is closed.
+    pub(super) fn handle_close(&mut self, closing: Closing) {
+        if let Half::Norm(_) = closing.half {
+            self.squares.retain(|said| (said.clock, said.round) != (closing.clock, closing.round));
+        }
+        self.tell(MemberEvent::Close(closing));
     }
 
     /// Reports that servers have the sums that this worker was to restore. Without a connection the report is dropped: the coordinator asks

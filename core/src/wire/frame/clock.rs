@@ -2,7 +2,7 @@
 
 use super::fields::{Field, read_workers, write_workers};
 use crate::error::Result;
-use crate::types::{ClockKey, Closing, Fate, Mode, Tick, Ticked};
+use crate::types::{ClockKey, Closing, Fate, Half, Mode, Squares, Tick, Ticked};
 use crate::wire::codec::{Reader, Writer};
 use crate::wire::limits::{NAME_BYTES_MAX, TEXT_BYTES_MAX};
 
@@ -65,14 +65,54 @@ impl Field for Closing {
     fn write(&self, writer: &mut Writer) {
         writer.u64(self.clock.0);
         writer.u64(self.round);
-        write_workers(writer, &self.workers);
+        match &self.half {
+            Half::Workers { workers, clips } => {
+                writer.u8(0);
+                write_workers(writer, workers);
+                writer.flag(*clips);
+            }
+            Half::Norm(norm) => {
+                writer.u8(1);
+                writer.u64(norm.to_bits());
+            }
+        }
+    }
+
+    fn read(reader: &mut Reader<'_>) -> Result<Self> {
+        let (clock, round) = (ClockKey(reader.u64("clock")?), reader.round("round")?.0);
+        let half = match reader.u8("half")? {
+            0 => Half::Workers {
+                workers: read_workers(reader, "workers of a round")?,
+                clips: reader.flag("whether it clips")?,
+            },
+            1 => Half::Norm(read_magnitude(reader, "norm")?),
+            code => return Err(reader.bad("half", format!("is {code}"))),
+        };
+        Ok(Self { clock, round, half })
+    }
+}
+
+impl Field for Squares {
+    fn write(&self, writer: &mut Writer) {
+        writer.u64(self.clock.0);
+        writer.u64(self.round);
+        writer.u64(self.sum.to_bits());
     }
 
     fn read(reader: &mut Reader<'_>) -> Result<Self> {
         Ok(Self {
             clock: ClockKey(reader.u64("clock")?),
             round: reader.round("round")?.0,
-            workers: read_workers(reader, "workers of a round")?,
+            sum: read_magnitude(reader, "sum of squares")?,
         })
+    }
+}
+
+/// Reads a number from 0 to infinity.
+fn read_magnitude(reader: &mut Reader<'_>, field: &str) -> Result<f64> {
+    let value = f64::from_bits(reader.u64(field)?);
+    match value.is_nan() || value.is_sign_negative() {
+        true => Err(reader.bad(field, format!("is {value}"))),
+        false => Ok(value),
     }
 }

@@ -9,8 +9,8 @@ use super::recovery::{read_sums, write_sums};
 use super::{Forming, Frame, Hold, Join, Progress, Stall, Status};
 use crate::error::Result;
 use crate::types::{
-    CheckpointAsk, Checkpointed, Closing, Epoch, Holdings, NodeId, Order, PartLayout, Passage, StepReport, StoreAnswer,
-    StoreAsk, TensorKey, TensorSpec, Tick, Ticked, Time, View, WorkersKey, Written,
+    CheckpointAsk, Checkpointed, Closing, Epoch, Holdings, NodeId, Order, PartLayout, Passage, Squares, StepReport,
+    StoreAnswer, StoreAsk, TensorKey, TensorSpec, Tick, Ticked, Time, View, WorkersKey, Written,
 };
 use crate::wire::codec::{Reader, Writer};
 use crate::wire::limits::{CERTIFICATE_BYTES_MAX, NAME_BYTES_MAX, PARTS_MAX, TENSORS_MAX, TEXT_BYTES_MAX};
@@ -64,6 +64,7 @@ impl Frame {
                 writer.u64(*order);
                 write_outcome(&mut writer, outcome, |writer, written| written.write(writer));
             }
+            Self::Squares(squares) => squares.write(&mut writer),
             Self::Restored { epoch } => epoch.write(&mut writer),
             Self::Stall(stall) => stall.write(&mut writer),
             Self::Leave | Self::StatusRequest | Self::Renew => {}
@@ -166,6 +167,7 @@ impl Frame {
                 timeout: reader.duration("timeout")?,
             },
             kind::STORE => Self::Store { request: reader.u64("request")?, ask: StoreAsk::read(&mut reader)? },
+            kind::SQUARES => Self::Squares(Squares::read(&mut reader)?),
             kind::STEPS => Self::Steps(StepReport::read(&mut reader)?),
             kind::HOLDINGS => Self::Holdings(Holdings::read(&mut reader)?),
             kind::TICK => Self::Tick { request: reader.u64("request")?, tick: Tick::read(&mut reader)? },
@@ -249,6 +251,7 @@ impl Frame {
             Self::Undeclare { .. } => kind::UNDECLARE,
             Self::Barrier { .. } => kind::BARRIER,
             Self::Store { .. } => kind::STORE,
+            Self::Squares(_) => kind::SQUARES,
             Self::Steps(_) => kind::STEPS,
             Self::Holdings(_) => kind::HOLDINGS,
             Self::Tick { .. } => kind::TICK,
@@ -306,6 +309,7 @@ mod kind {
     pub(super) const TICK: u8 = 16;
     pub(super) const CHECKPOINT: u8 = 20;
     pub(super) const OBEYED: u8 = 21;
+    pub(super) const SQUARES: u8 = 17;
     pub(super) const VIEW: u8 = 129;
     pub(super) const REFUSED: u8 = 130;
     pub(super) const HEARTBEAT_ACK: u8 = 131;

@@ -1,4 +1,4 @@
-use gradlane_core::types::ClockKey;
+use gradlane_core::types::{ClockKey, DType};
 
 use super::*;
 
@@ -12,10 +12,34 @@ struct Job {
     requests: u64,
 }
 
+const SERVERS: u32 = 2;
+
 impl Job {
     fn new(workers: u32, mode: &str) -> Self {
         let mode = mode.parse::<Mode>().unwrap().with_clock(ClockKey::of("c"));
-        Self { clocks: Clocks::new(workers, 10 * SECOND), mode, now: Time::ZERO, requests: 0 }
+        Self { clocks: Clocks::new(workers, SERVERS, 10 * SECOND), mode, now: Time::ZERO, requests: 0 }
+    }
+
+    /// One with a parameter whose gradients are clipped.
+    fn clipping(workers: u32, mode: &str) -> Self {
+        let mut job = Self::new(workers, mode);
+        job.clocks.declare(WorkerId(0), &[job.clipped("w", 1)]);
+        job
+    }
+
+    fn clipped(&self, name: &str, norm: u32) -> TensorSpec {
+        let rule = format!("sgd:clip_norm={norm}").parse().unwrap();
+        TensorSpec::parameter(name, DType::F32, vec![1]).with_rule(rule).with_mode(self.mode)
+    }
+
+    fn squares(&mut self, server: u32, round: u64, sum: f64) -> Turn {
+        self.clocks.take_squares(self.now, ServerId(server), Squares { clock: ClockKey::of("c"), round, sum })
+    }
+
+    /// Only these workers are left.
+    fn set_due(&mut self, left: &[u32]) -> Turn {
+        let left = left.iter().map(|worker| WorkerId(*worker)).collect();
+        self.clocks.set_due(self.now, left, (0..SERVERS).map(ServerId).collect())
     }
 
     fn tick(&mut self, worker: u32, round: u64) -> Turn {
@@ -59,12 +83,11 @@ fn a_worker_that_has_no_more_rounds_leaves_and_nobody_waits_for_it() {
     let mut job = Job::new(3, "k_of_n:k=2");
     job.clocks.leave(job.now, WorkerId(1));
     job.clocks.leave(job.now, WorkerId(2));
-    let left: WorkerSet = [WorkerId(0)].into_iter().collect();
-    job.clocks.set_due(job.now, left);
+    job.set_due(&[0]);
     assert_eq!(closings(&job.tick(0, 1)), [(1, vec![0])], "they left in order");
     let mut job = Job::new(2, "k_of_n:k=2");
     job.tick(0, 1);
-    let lost = job.clocks.set_due(job.now, [WorkerId(0)].into_iter().collect());
+    let lost = job.set_due(&[0]);
     assert!(refusal(&lost).contains("2 workers close a round, and 1 are there"), "one was lost");
 }
 
@@ -85,8 +108,20 @@ fn refusal(turn: &Turn) -> String {
 }
 
 fn closings(turn: &Turn) -> Vec<(u64, Vec<u32>)> {
-    let of = |closing: &Closing| (closing.round, closing.workers.iter().map(|worker| worker.0).collect());
-    turn.closed.iter().map(of).collect()
+    let of = |closing: &Closing| match &closing.half {
+        Half::Workers { workers, .. } => Some((closing.round, workers.iter().map(|worker| worker.0).collect())),
+        Half::Norm(_) => None,
+    };
+    turn.closed.iter().filter_map(of).collect()
+}
+
+/// The norms that servers are told, by their rounds.
+fn norms(turn: &Turn) -> Vec<(u64, f64)> {
+    let of = |closing: &Closing| match closing.half {
+        Half::Norm(norm) => Some((closing.round, norm)),
+        Half::Workers { .. } => None,
+    };
+    turn.closed.iter().filter_map(of).collect()
 }
 
 #[test]
@@ -150,8 +185,7 @@ fn a_lost_worker_is_not_waited_for_and_its_tick_counts() {
     for mode in ["sync", "k_of_n:k=2"] {
         let mut job = Job::new(3, mode);
         job.tick(2, 1);
-        let left: WorkerSet = [WorkerId(0), WorkerId(1)].into_iter().collect();
-        assert_eq!(job.clocks.set_due(job.now, left), Turn::default());
+        assert_eq!(job.set_due(&[0, 1]), Turn::default());
         let mut closed = closings(&job.tick(0, 1));
         closed.extend(closings(&job.tick(1, 1)));
         let closers = if mode == "sync" { vec![0, 1, 2] } else { vec![0, 2] };
@@ -182,6 +216,89 @@ fn what_is_wrong_is_refused_and_disturbs_nobody() {
     assert!(refusal(&job.tick(0, 3)).contains("round 3"), "a clock that leaps");
     told(&job.tick(0, 2));
     assert!(refusal(&job.tick(0, 1)).contains("round 1"), "a clock that goes back");
+}
+
+#[test]
+fn a_round_that_is_clipped_ends_when_every_server_has_said_its_squares() {
+    let mut job = Job::clipping(2, "sync");
+    job.tick(0, 1);
+    let sealed = job.tick(1, 1);
+    assert_eq!((closings(&sealed), sealed.answers.len()), (vec![(1, vec![0, 1])], 0));
+    assert!(matches!(sealed.closed[0].half, Half::Workers { clips: true, .. }));
+    assert_eq!(job.tick(0, 1), Turn::default(), "said again, it waits");
+    assert_eq!(job.squares(1, 1, 16.0), Turn::default());
+    assert_eq!(job.squares(1, 1, 7.0), Turn::default(), "the first word counts");
+    assert_eq!(job.squares(0, 2, 9.0), Turn::default(), "another round");
+    let settled = job.squares(0, 1, 9.0);
+    assert_eq!((norms(&settled), told(&settled)), (vec![(1, 5.0)], vec![(0, 1, 1, 0), (1, 1, 1, 0)]));
+    assert_eq!(job.squares(0, 1, 9.0), Turn::default(), "a repeat");
+    assert_eq!(told(&job.tick(0, 1)), [(0, 1, 1, 0)]);
+    assert_eq!(job.clocks.told().count(), 2, "both halves, in order");
+    job.clocks.end(&[TensorKey::of("w")]);
+    job.tick(0, 2);
+    let plain = job.tick(1, 2);
+    assert_eq!((closings(&plain), told(&plain).len()), (vec![(2, vec![0, 1])], 2), "nothing is clipped any more");
+}
+
+#[test]
+fn no_round_is_closed_while_another_one_waits_for_its_norm() {
+    let mut job = Job::clipping(3, "k_of_n:k=2");
+    job.tick(0, 1);
+    assert_eq!(closings(&job.tick(1, 1)), [(1, vec![0, 1])]);
+    let late = job.tick(2, 1);
+    assert_eq!((told(&late), late.answers[0].outcome.as_ref().unwrap().fate), (vec![(2, 1, 1, 0)], Fate::DroppedLate));
+    assert_eq!(job.tick(2, 2), Turn::default());
+    // Worker 1 is lost, and is not missed. Its tick counts.
+    assert_eq!(job.set_due(&[0, 2]), Turn::default());
+    job.squares(0, 1, 0.0);
+    let settled = job.squares(1, 1, 4.0);
+    assert_eq!((norms(&settled), told(&settled)), (vec![(1, 2.0)], vec![(0, 1, 1, 0)]));
+    assert_eq!(closings(&job.tick(0, 2)), [(2, vec![0, 2])]);
+}
+
+#[test]
+fn a_round_that_became_complete_meanwhile_is_closed_behind_the_norm() {
+    let mut job = Job::clipping(3, "k_of_n:k=1");
+    assert_eq!(closings(&job.tick(0, 1)), [(1, vec![0])]);
+    assert_eq!(told(&job.tick(1, 1)).len(), 1, "too late for round 1");
+    assert_eq!(job.tick(1, 2), Turn::default());
+    job.squares(0, 1, 9.0);
+    let settled = job.squares(1, 1, 0.0);
+    assert_eq!((norms(&settled), closings(&settled)), (vec![(1, 3.0)], vec![(2, vec![1])]));
+    assert_eq!(told(&settled), [(0, 1, 1, 0)], "worker 1 waits for the norm of round 2");
+}
+
+#[test]
+fn a_server_that_does_not_say_its_squares_is_named() {
+    let mut job = Job::clipping(1, "sync");
+    job.tick(0, 1);
+    job.squares(0, 1, 1.0);
+    job.now = job.now + 6 * SECOND;
+    let late = job.clocks.expire(job.now);
+    let error = late[0].outcome.as_ref().unwrap_err().to_string();
+    assert!(error.contains("clock \"c\", round 1: waiting for the squares of server 1"), "{error}");
+    assert_eq!(job.tick(0, 1), Turn::default(), "it waits again");
+    assert_eq!(told(&job.squares(1, 1, 1.0)), [(0, 1, 1, 0)]);
+}
+
+#[test]
+fn all_parameters_of_a_clock_are_clipped_to_the_same_norm() {
+    let mut job = Job::clipping(2, "sync");
+    let [same, other] = [1, 2].map(|norm| job.clipped("v", norm));
+    assert_eq!(job.clocks.check(WorkerId(1), &[same]), Ok(()));
+    let error = job.clocks.check(WorkerId(1), std::slice::from_ref(&other)).unwrap_err().to_string();
+    assert!(
+        ["clip_norm", "worker 0", "1 (parameter w)", "worker 1", "2 (parameter v)"]
+            .iter()
+            .all(|word| error.contains(word)),
+        "{error}"
+    );
+    let twins = [job.clipped("x", 3), job.clipped("y", 4)]
+        .map(|tensor| tensor.with_mode("sync".parse::<Mode>().unwrap().with_clock(ClockKey::of("d"))));
+    assert!(job.clocks.check(WorkerId(1), &twins).is_err(), "in one declaration");
+    assert_eq!(job.clocks.check(WorkerId(1), &twins[..1]), Ok(()), "of another clock");
+    job.clocks.end(&[TensorKey::of("w")]);
+    assert_eq!(job.clocks.check(WorkerId(1), &[other]), Ok(()), "the first one has ended");
 }
 
 #[test]

@@ -73,7 +73,13 @@ impl Coordinator {
 
     fn declare(&mut self, now: Time, link: LinkId, worker: WorkerId, request: u64, declaration: &Waiting) {
         let Waiting { tensors, fuse } = declaration;
-        let (outcome, forgotten) = running(&mut self.registry).declare(now, worker, tensors, *fuse);
+        let (outcome, forgotten) = match self.clocks.check(worker, tensors) {
+            Ok(()) => running(&mut self.registry).declare(now, worker, tensors, *fuse),
+            Err(error) => (Err(error), Vec::new()),
+        };
+        if outcome.is_ok() {
+            self.clocks.declare(worker, tensors);
+        }
         self.connections.send(link, Frame::Declared { request, outcome });
         for Forgotten { key, error } in forgotten {
             let registry = running(&mut self.registry);
@@ -94,6 +100,7 @@ impl Coordinator {
     /// Tells the servers what ended, and answers the declarations that waited for it.
     fn tell_ended(&mut self, now: Time, ended: Option<Ended>) {
         let Some(ended) = ended else { return };
+        self.clocks.end(&ended.keys);
         for link in self.roster.links(|identity| identity.role == Role::Server) {
             self.connections.send(link, frame(&ended));
         }

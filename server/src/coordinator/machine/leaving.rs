@@ -1,7 +1,7 @@
 //! A member leaves, gives up, or is lost, and the others go on.
 
 use gradlane_core::error::Error;
-use gradlane_core::types::{LinkId, Role, Time, WorkerId, WorkerSet};
+use gradlane_core::types::{LinkId, Role, ServerId, Time, WorkerId, WorkerSet};
 use gradlane_core::wire::Frame;
 use gradlane_core::wire::frame::Health;
 
@@ -82,9 +82,10 @@ impl Coordinator {
         self.recovery.follow(now, self.epoch);
         let view = self.view();
         let workers: WorkerSet = view.workers().map(|member| WorkerId(member.index)).collect();
+        let servers = view.servers().map(|member| ServerId(member.index)).collect();
         self.broadcast(&Frame::View(view));
         self.store.keep_workers(&workers);
-        let turn = self.clocks.set_due(now, workers.clone());
+        let turn = self.clocks.set_due(now, workers.clone(), servers);
         self.turn_clocks(turn);
         let answers = self.barriers.set_due(workers);
         self.answer(answers);

@@ -120,8 +120,9 @@ impl Coordinator {
         if view.formed_before > 0 {
             // It has another number of workers than it began with.
             let workers = u32::try_from(view.workers().count()).map_err(|_| damaged("it has too many members"))?;
-            self.roster = Roster::new(Size { workers, servers: view.formed_servers });
-            self.count_workers(workers);
+            let size = Size { workers, servers: view.formed_servers };
+            self.roster = Roster::new(size);
+            self.count_members(size);
         }
         for member in &view.members {
             let identity = Identity::of(member);

@@ -239,10 +239,10 @@ impl Coordinator {
         self.end(now, Err(Error::NotFormed { missing, waited }));
     }
 
-    /// Makes what counts the workers, which are `workers` now.
-    pub(super) fn count_workers(&mut self, workers: u32) {
+    /// Makes anew what counts the members, which are so many now.
+    pub(super) fn count_members(&mut self, Size { workers, servers }: Size) {
         self.barriers = Barriers::new(workers, self.config.defect);
-        self.clocks = Clocks::new(workers, told_for(&self.config));
+        self.clocks = Clocks::new(workers, servers, told_for(&self.config));
         self.endings = Endings::new(workers, told_for(&self.config), self.config.defect);
     }
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use gradlane_core::types::{LinkId, Role, Tick, Time};
+use gradlane_core::types::{LinkId, Role, ServerId, Squares, Tick, Time};
 use gradlane_core::wire::Frame;
 use gradlane_core::wire::frame::Health;
 
@@ -43,7 +43,18 @@ impl Coordinator {
         }
     }
 
-    /// Tells servers which rounds are closed, and then workers that they may go on.
+    /// A server says its share of the norm of a round.
+    pub(super) fn handle_squares(&mut self, now: Time, link: LinkId, identity: Identity, squares: Squares) {
+        match self.roster.seat(identity).map(|seat| seat.member.index) {
+            Some(index) if identity.role == Role::Server => {
+                let turn = self.clocks.take_squares(now, ServerId(index), squares);
+                self.turn_clocks(turn);
+            }
+            Some(_) | None => self.close_protocol(link, "kind", "is for servers alone"),
+        }
+    }
+
+    /// Tells servers how rounds are closed, and then workers that they may go on.
     pub(super) fn turn_clocks(&mut self, turn: Turn) {
         let servers = self.roster.links(|identity| identity.role == Role::Server);
         for closing in turn.closed {

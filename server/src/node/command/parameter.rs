@@ -3,8 +3,8 @@
 use gradlane_core::types::{Average, DType, ExchangeId, Rule, WorkerId};
 use gradlane_core::wire::Value;
 
-/// A step in the life of a part: `Receive`, then `Change`, `Keep` or `Forget`, for any number of exchanges at once, with `Answer` and `Merge`
-/// in between; `Drop`.
+/// A step in the life of a part: `Receive`, then `Change`, `Keep` or `Forget`, for any number of exchanges at once, with `Answer`, `Merge` and
+/// `Apply` in between; `Drop`.
 #[derive(Clone, PartialEq, Debug)]
 pub enum ValueStep {
     /// Take the body of a change from what `exchange` brings, beside the value. There is a receipt when all of it came.
@@ -38,17 +38,28 @@ pub enum ValueStep {
         /// Whose it is.
         worker: WorkerId,
     },
-    /// A round is over: apply the rule to the sum of these gradients of it over `divisor`, in this order, if there are any. Drop all that is kept
-    /// of this round and of earlier ones.
+    /// A round is over: its gradient is the sum of these over `divisor`, in this order, if there are any. Drop all else that is kept of this
+    /// round and of earlier ones.
     Merge {
         /// The round of the clock.
         round: u64,
-        /// The global step before it: what the rule's schedule follows.
-        global_step: u64,
         /// Whose gradients.
         gradients: Vec<WorkerId>,
         /// What their sum is divided by.
         divisor: f64,
+        /// The element type of the part.
+        dtype: DType,
+        /// Whether to say the squares of the gradient.
+        clips: bool,
+    },
+    /// Apply the rule to the gradient of a round, multiplied by `factor`.
+    Apply {
+        /// The round of the clock.
+        round: u64,
+        /// The global step before it: what the rule's schedule follows.
+        global_step: u64,
+        /// By what it is multiplied first.
+        factor: f64,
         /// The element type of the part.
         dtype: DType,
         /// The rule of the parameter.

@@ -318,6 +318,7 @@ fn rejected(node: &mut Node) -> Vec<(u64, Code)> {
         Command::Reject { exchange, error, .. } => Some((exchange.0, error.code())),
         Command::Step(_)
         | Command::Short { .. }
+        | Command::Measured { .. }
         | Command::Stalled { .. }
         | Command::Archive(_)
         | Command::Obeyed { .. }

@@ -136,8 +136,10 @@ impl Parameters {
 
     fn book(&mut self, order: u64, bytes: u64, reads: Vec<PartLayout>, budget: &mut Budget) -> Result<()> {
         budget.reserve(bytes)?;
-        let rounds =
-            self.closed.iter().map(|(clock, round)| ClockStep { clock: *clock, step: self.step_of(*clock, *round) });
+        let rounds = self
+            .closed
+            .iter()
+            .map(|(clock, closed)| ClockStep { clock: *clock, step: self.step_of(*clock, closed.applied()) });
         let rounds = rounds.collect();
         self.checkpoints.doing = Some(Doing {
             order,
@@ -175,21 +177,14 @@ impl Parameters {
 
     fn restore(&mut self, order: u64, layout: &PartLayout, version: Version, budget: &mut Budget) {
         let (id, block_bytes) = (layout.part, self.block_bytes(layout));
-        let part = self.parts.entry(id).or_insert_with(|| Part {
-            claim: Claim {
-                said_by: WorkerId(0),
-                dtype: layout.dtype,
-                bytes: layout.bytes(),
-                rule: layout.kind.rule(),
-                mode: layout.kind.mode(),
-            },
-            block_bytes,
-            version: Version(0),
-            booked: 0,
-            ledger: BTreeMap::new(),
-            kept: BTreeMap::new(),
-            open: BTreeSet::new(),
-        });
+        let claim = Claim {
+            said_by: WorkerId(0),
+            dtype: layout.dtype,
+            bytes: layout.bytes(),
+            rule: layout.kind.rule(),
+            mode: layout.kind.mode(),
+        };
+        let part = self.parts.entry(id).or_insert_with(|| Part::new(claim, block_bytes));
         budget.give_back(part.booked);
         part.booked = bytes_of(layout);
         // Versions never go back while anybody may name one.
@@ -239,17 +234,16 @@ impl Parameters {
     /// Refuses to read while gradients of an open round are here: they were computed from values that are about to go.
     fn check_between_rounds(&self, plan: &Plan) -> Result<()> {
         for layout in &plan.parts {
-            if let Some(((round, worker), _)) =
-                self.parts.get(&layout.part).and_then(|part| part.kept.first_key_value())
-            {
-                return Err(Error::FailedPrecondition {
-                    what: format!(
-                        "round {round} has begun: {worker} has brought a gradient of {}",
-                        name_of(plan, layout)
-                    ),
-                    hint: "load between two rounds".to_owned(),
-                });
-            }
+            let Some(part) = self.parts.get(&layout.part) else { continue };
+            let begun = match (part.kept.first_key_value(), part.merged) {
+                (Some(((round, worker), _)), _) => format!("round {round} has begun: {worker} has brought a gradient"),
+                (None, Some(_)) => "a round waits for the norm of its gradients, also".to_owned(),
+                (None, None) => continue,
+            };
+            return Err(Error::FailedPrecondition {
+                what: format!("{begun} of {}", name_of(plan, layout)),
+                hint: "load between two rounds".to_owned(),
+            });
         }
         Ok(())
     }

@@ -13,6 +13,7 @@ use gradlane_core::wire::{About, Target, Use, Value};
 
 use super::checkpoints::Checkpoints;
 use super::refusals::value_lost;
+use super::rounds::Closed;
 use crate::node::budget::Budget;
 use crate::node::command::{Change, Command, Receipt, ValueStep, Work};
 use crate::node::config::NodeConfig;
@@ -26,8 +27,8 @@ pub(in crate::node) struct Parameters {
     /// Every part has a value, or the body of an init is on its way.
     pub(super) parts: BTreeMap<PartId, Part>,
     pub(super) exchanges: BTreeMap<ExchangeId, Exchange>,
-    /// Of each clock, the last round that was closed.
-    pub(super) closed: BTreeMap<ClockKey, u64>,
+    /// How far the rounds of each clock are closed.
+    pub(super) closed: BTreeMap<ClockKey, Closed>,
     /// Of each clock, what is added to its rounds to make the global step, modulo 2^64; 0 for others.
     pub(super) bases: BTreeMap<ClockKey, u64>,
     pub(super) checkpoints: Checkpoints,
@@ -50,6 +51,8 @@ pub(super) struct Part {
     pub(super) ledger: BTreeMap<NodeId, Done>,
     /// The gradients of rounds that are open, with the bytes that are booked for them.
     pub(super) kept: BTreeMap<(u64, WorkerId), u64>,
+    /// Bytes that are booked for the gradient of the last round that was closed, until it is applied.
+    pub(super) merged: Option<u64>,
     /// Its exchanges, by worker.
     pub(super) open: BTreeSet<(NodeId, ExchangeId)>,
 }
@@ -98,6 +101,22 @@ pub(super) enum State {
     /// It waits until the rounds are closed that its worker knows of.
     Early,
     Answering,
+}
+
+impl Part {
+    /// A part that has no value yet.
+    pub(super) fn new(claim: Claim, block_bytes: u64) -> Self {
+        Self {
+            claim,
+            block_bytes,
+            version: Version(0),
+            booked: 0,
+            ledger: BTreeMap::new(),
+            kept: BTreeMap::new(),
+            merged: None,
+            open: BTreeSet::new(),
+        }
+    }
 }
 
 impl Parameters {
@@ -338,7 +357,7 @@ impl Parameters {
 
     fn drop_part(&mut self, id: PartId, budget: &mut Budget) {
         if let Some(part) = self.parts.remove(&id) {
-            budget.give_back(part.booked + part.kept.values().sum::<u64>());
+            budget.give_back(part.booked + part.kept.values().sum::<u64>() + part.merged.unwrap_or_default());
             self.step(id, ValueStep::Drop);
         }
     }

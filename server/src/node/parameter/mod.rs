@@ -17,6 +17,9 @@
 //! the coordinator has closed its round, those of the workers that closed it are added up, in the order of their ranks, the rule is applied
 //! once, and all others of this round go. A pull by a worker that knows of more closed rounds than this server waits for the news.
 //!
+//! **Clipping.** If the gradients of a round are clipped, this server says the squares of its share, and no parameter of the clock changes until
+//! the coordinator says the norm of all. So between any two words of the coordinator, all servers have applied the same rounds.
+//!
 //! **Checkpoints.** `checkpoints` freezes values to be written, and puts in their place what was read.
 //!
 //! **Memory.** Booked are: each value; each body that is on its way, or kept for its round; and for each answer with a value as many bytes again, until it was

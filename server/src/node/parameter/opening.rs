@@ -1,7 +1,5 @@
 //! From a header to its exchange: refusals, repeats, what is answered at once, and what is received first.
 
-use std::collections::{BTreeMap, BTreeSet};
-
 use gradlane_core::error::Result;
 use gradlane_core::reduce::OptimizerState;
 use gradlane_core::types::{
@@ -107,15 +105,7 @@ impl Parameters {
         budget.take(now, booked)?;
         let crosses_network = self.membership.as_ref().is_none_or(|ours| ours.crosses_network);
         let block_bytes = self.config.block_bytes(bytes, crosses_network);
-        let part = self.parts.entry(id).or_insert_with(|| Part {
-            claim: Claim::of(sender, header),
-            block_bytes,
-            version: Version(0),
-            booked: 0,
-            ledger: BTreeMap::new(),
-            kept: BTreeMap::new(),
-            open: BTreeSet::new(),
-        });
+        let part = self.parts.entry(id).or_insert_with(|| Part::new(Claim::of(sender, header), block_bytes));
         part.open.insert((sender.node, exchange));
         let upload = ValueUpload { bytes, block_bytes: part.block_bytes, checksum };
         self.exchanges.insert(exchange, Exchange { sender, header: *header, state: State::Landing, booked });

@@ -2,8 +2,11 @@
 
 use gradlane_core::cluster::MemberEvent;
 use gradlane_core::error::Code;
-use gradlane_core::types::{Access, ClockKey, Closing, Effect, ExchangeId, Fate, Mode, Update, Version, WorkerId};
-use gradlane_core::wire::Use;
+use gradlane_core::types::{
+    Access, ClockKey, Closing, Effect, ExchangeId, Fate, Half, Mode, PartId, Squares, Update, Version, WorkerId,
+    WorkerSet,
+};
+use gradlane_core::wire::{Target, Use};
 
 use super::tests::{INIT, Outcome, World, floats, rule, to_do};
 
@@ -140,6 +143,94 @@ fn gradients_of_an_open_round_go_with_their_parameter() {
     close(&mut world, 1, &[0]);
 }
 
+#[test]
+fn a_round_that_is_clipped_says_its_squares_and_is_applied_when_the_norm_is_known() {
+    const CLIPPED: &str = "sgd:lr=0.5,clip_norm=3";
+    let mut world = World::of(2);
+    call(&mut world, 0, ruled(CLIPPED, INIT, 0, 0), 10.0);
+    for (rank, gradient) in [(1, 4.0), (0, 2.0)] {
+        call(&mut world, rank, ruled(CLIPPED, STEP, 1, 1), gradient);
+    }
+    seal(&mut world, 1, &[0, 1]);
+    assert_eq!(world.measured, [squares(1, 4.0 * 3.0 * 3.0)], "the mean of both, four elements");
+    assert_eq!(world.booked(), 2 * BYTES, "the value and one gradient");
+    let early = world.open(1, ruled(CLIPPED, Access::Pull, 2, 1));
+    assert_eq!(world.poll(early), None, "its worker knows that round 1 is closed");
+    assert_eq!(pull(&mut world, 0, ruled(CLIPPED, Access::Pull, 2, 0)), (1, vec![10.0; 4]), "nothing is done yet");
+    seal(&mut world, 1, &[0, 1]);
+    assert_eq!(world.measured.len(), 1, "said once");
+    let late = call(&mut world, 0, ruled(CLIPPED, STEP, 3, 1), 100.0);
+    assert_eq!(fate_of(late), (1, Fate::DroppedLate, 0));
+    assert_eq!(fate_of(call(&mut world, 0, ruled(CLIPPED, STEP, 4, 2), 1.0)), (1, Fate::Kept, 0));
+    hear(&mut world, 2, Half::Norm(1.0));
+    assert_eq!(world.poll(early), None, "the norm of another round");
+    // Other servers have gradients of the same size.
+    hear(&mut world, 1, Half::Norm(60.0));
+    let clipped = 3.0 * (3.0 / (60.0 + 1e-6)) as f32;
+    assert_eq!(world.outcome(early).value(), (2, vec![10.0 - 0.5 * clipped; 4]));
+    hear(&mut world, 1, Half::Norm(60.0));
+    assert_eq!(pull(&mut world, 0, ruled(CLIPPED, Access::Pull, 5, 1)).0, 2, "applied once");
+    assert_eq!(world.booked(), 2 * BYTES, "the value, and the gradient of the next round");
+}
+
+#[test]
+fn a_parameter_that_is_not_clipped_counts_for_no_norm_and_waits_with_the_others_of_its_clock() {
+    let mut world = World::of(1);
+    for (index, text, gradient) in [(0, "sgd:lr=1,clip_norm=1", 3.0), (1, "sgd:lr=1", 5.0)] {
+        call(&mut world, 0, of_part(index, ruled(text, INIT, 0, 0)), 0.0);
+        call(&mut world, 0, of_part(index, ruled(text, STEP, 1, 1)), gradient);
+    }
+    seal(&mut world, 1, &[0]);
+    assert_eq!(world.measured, [squares(1, 36.0)]);
+    let other = |access, round, at| of_part(1, ruled("sgd:lr=1", access, round, at));
+    assert_eq!(pull(&mut world, 0, other(Access::Pull, 2, 0)), (1, vec![0.0; 4]), "no round is applied by halves");
+    hear(&mut world, 1, Half::Norm(0.5));
+    assert_eq!(pull(&mut world, 0, other(Access::Pull, 3, 1)), (2, vec![-5.0; 4]));
+    let short = ruled("sgd:lr=1,clip_norm=1", Access::Pull, 2, 1);
+    assert_eq!(pull(&mut world, 0, short), (2, vec![-3.0; 4]), "the norm is below the bound");
+}
+
+#[test]
+fn a_server_says_its_squares_of_all_parts_together_and_also_if_it_has_none() {
+    const CLIPPED: &str = "sgd:lr=1,clip_norm=1";
+    let mut world = World::of(1);
+    seal(&mut world, 1, &[0]);
+    assert_eq!(world.measured.pop_front(), Some(squares(1, 0.0)));
+    hear(&mut world, 1, Half::Norm(0.0));
+    for (index, gradient) in [(0, 3.0), (1, f32::INFINITY), (2, 4.0)] {
+        call(&mut world, 0, of_part(index, ruled(CLIPPED, INIT, 0, 0)), 0.0);
+        call(&mut world, 0, of_part(index, ruled(CLIPPED, STEP, 1, 2)), gradient);
+    }
+    world.is_slow = true;
+    seal(&mut world, 2, &[0]);
+    assert!(world.deliver() && world.deliver());
+    assert_eq!(world.measured, [], "a part is missing");
+    // The parameter ends while its squares are under way.
+    let key = to_do(INIT, 0).target.part.key;
+    world.node.handle_member(MemberEvent::Ended { keys: vec![key], below: 3 });
+    world.settle();
+    assert!(world.deliver());
+    assert_eq!((world.measured.pop_front(), world.booked()), (Some(squares(2, f64::INFINITY)), 0));
+    hear(&mut world, 2, Half::Norm(f64::INFINITY));
+    assert!(!world.deliver() && world.store.values().is_empty());
+}
+
+#[test]
+fn gradients_of_an_infinite_norm_become_nothing() {
+    const CLIPPED: &str = "sgd:lr=1,clip_norm=1";
+    let mut world = World::of(1);
+    for (index, gradient) in [(0, 3.0), (1, f32::NAN)] {
+        call(&mut world, 0, of_part(index, ruled(CLIPPED, INIT, 0, 0)), 2.0);
+        call(&mut world, 0, of_part(index, ruled(CLIPPED, STEP, 1, 1)), gradient);
+    }
+    seal(&mut world, 1, &[0]);
+    assert_eq!(world.measured, [squares(1, f64::INFINITY)]);
+    hear(&mut world, 1, Half::Norm(f64::INFINITY));
+    let mut value = |index| pull(&mut world, 0, of_part(index, ruled(CLIPPED, Access::Pull, 2, 1))).1;
+    assert_eq!(value(0), [2.0; 4]);
+    assert!(value(1).iter().all(|element| element.is_nan()));
+}
+
 /// A use by a clock of a parameter that `sgd` changes, with a momentum of nothing yet.
 fn timed(text: &str, access: Access, round: u64, clock_at: u64) -> Use {
     Use { rule: rule("sgd:lr=0.5,momentum=0.9"), mode: mode(text, 7), clock_at, ..to_do(access, round) }
@@ -150,9 +241,35 @@ fn mode(text: &str, clock: u64) -> Mode {
 }
 
 fn close(world: &mut World, round: u64, workers: &[u32]) {
-    let workers = workers.iter().map(|worker| WorkerId(*worker)).collect();
-    world.node.handle_member(MemberEvent::Close(Closing { clock: ClockKey(7), round, workers }));
+    hear(world, round, Half::Workers { workers: set(workers), clips: false });
+}
+
+/// The first half of a round that is clipped.
+fn seal(world: &mut World, round: u64, workers: &[u32]) {
+    hear(world, round, Half::Workers { workers: set(workers), clips: true });
+}
+
+fn hear(world: &mut World, round: u64, half: Half) {
+    world.node.handle_member(MemberEvent::Close(Closing { clock: ClockKey(7), round, half }));
     world.settle();
+}
+
+fn set(workers: &[u32]) -> WorkerSet {
+    workers.iter().map(|worker| WorkerId(*worker)).collect()
+}
+
+/// A use of a parameter that `rule_text` changes, by the clock of a mode in which all workers close each round.
+fn ruled(rule_text: &str, access: Access, round: u64, clock_at: u64) -> Use {
+    Use { rule: rule(rule_text), ..timed("sync", access, round, clock_at) }
+}
+
+fn of_part(index: u32, header: Use) -> Use {
+    let part = PartId { index, ..header.target.part };
+    Use { target: Target { part, ..header.target }, ..header }
+}
+
+fn squares(round: u64, sum: f64) -> Squares {
+    Squares { clock: ClockKey(7), round, sum }
 }
 
 fn call(world: &mut World, rank: u32, header: Use, element: f32) -> Outcome {

@@ -1,6 +1,11 @@
 //! Changes by their mode: which are too old, which are kept until their round is closed, and what is done when it is.
 
-use gradlane_core::types::{ClockKey, Closing, Effect, ExchangeId, Fate, Merge, Version, WorkerId};
+use std::collections::BTreeMap;
+
+use gradlane_core::reduce::clip_factor;
+use gradlane_core::types::{
+    ClockKey, Closing, Effect, ExchangeId, Fate, Half, Merge, PartId, Squares, Version, WorkerId, WorkerSet,
+};
 use gradlane_core::wire::{Target, Use};
 
 use super::machine::{Done, Exchange, Parameters, Part, State};
@@ -8,15 +13,50 @@ use super::refusals::brought_twice;
 use crate::node::budget::Budget;
 use crate::node::command::{Change, Command, ValueStep, Work};
 
+/// How far the rounds of a clock are closed on this server.
+#[derive(Default, Debug)]
+pub(super) struct Closed {
+    /// The last round of which it knows whose gradients count.
+    round: u64,
+    /// While this round waits for its norm: the squares of each part whose gradient is clipped, once they are known.
+    clipped: Option<BTreeMap<PartId, Option<f64>>>,
+}
+
 impl Parameters {
-    /// The coordinator has closed a round, perhaps not for the first time: applies its gradients, and answers who waited for it.
+    /// The coordinator says how a round is closed, perhaps not for the first time.
     pub(in crate::node) fn handle_close(&mut self, closing: &Closing, budget: &mut Budget) {
-        let Closing { clock, round, ref workers } = *closing;
+        let Closing { clock, round, ref half } = *closing;
         let closed = self.closed.entry(clock).or_default();
-        if round <= *closed {
-            return;
+        match half {
+            Half::Workers { workers, clips } if round > closed.round => {
+                self.merge(clock, round, workers, *clips, budget);
+                match clips {
+                    true => self.say_squares(clock),
+                    false => self.apply_round(clock, round, None, budget),
+                }
+            }
+            Half::Norm(norm) if round == closed.round && closed.clipped.is_some() => {
+                closed.clipped = None;
+                self.apply_round(clock, round, Some(*norm), budget);
+            }
+            Half::Workers { .. } | Half::Norm(_) => {}
         }
-        *closed = round;
+    }
+
+    /// The store says the squares of the gradient of a part. Those of a round that waits for nothing are ignored.
+    pub(in crate::node) fn handle_squares(&mut self, part: PartId, round: u64, sum: f64) {
+        for (clock, closed) in self.closed.iter_mut().filter(|(_, closed)| closed.round == round) {
+            let Some(squares) = closed.clipped.as_mut().and_then(|clipped| clipped.get_mut(&part)) else { continue };
+            if squares.replace(sum).is_none() {
+                let clock = *clock;
+                return self.say_squares(clock);
+            }
+        }
+    }
+
+    /// Makes one gradient of those of a round that count, in each part.
+    fn merge(&mut self, clock: ClockKey, round: u64, workers: &WorkerSet, clips: bool, budget: &mut Budget) {
+        let mut clipped = BTreeMap::new();
         for (id, part) in &mut self.parts {
             let Some((_, _, merge)) = part.claim.mode.rounds().filter(|(of, _, _)| *of == clock) else { continue };
             let later = part.kept.split_off(&(round + 1, WorkerId(0)));
@@ -24,14 +64,45 @@ impl Parameters {
             if ended.is_empty() {
                 continue;
             }
-            budget.give_back(ended.values().sum());
-            let of_round = ended.keys().filter(|(of, _)| *of == round).map(|(_, worker)| *worker);
-            let gradients: Vec<WorkerId> = of_round.filter(|worker| workers.contains(*worker)).collect();
+            let counts = |(of, worker): &(u64, WorkerId)| *of == round && workers.contains(*worker);
+            let gradients: Vec<WorkerId> = ended.keys().filter(|key| counts(key)).map(|(_, worker)| *worker).collect();
+            let before = part.merged.take();
+            part.merged = ended.iter().find(|(key, _)| counts(key)).map(|(_, booked)| *booked);
+            let merged = part.merged.unwrap_or_default();
+            budget.give_back(before.unwrap_or_default() + ended.values().sum::<u64>() - merged);
             let divisor = if merge == Merge::Mean { workers.len() as f64 } else { 1.0 };
-            part.version = Version(part.version.0 + u64::from(!gradients.is_empty()));
+            let dtype = part.claim.dtype;
+            let is_clipped = clips && part.claim.rule.is_some_and(|rule| rule.clip_norm().is_some());
+            if is_clipped {
+                clipped.insert(*id, None);
+            }
+            let step = ValueStep::Merge { round, gradients, divisor, dtype, clips: is_clipped };
+            self.commands.push_back(Command::Step(Work::Parameter { part: *id, step }));
+        }
+        self.closed.insert(clock, Closed { round, clipped: clips.then_some(clipped) });
+    }
+
+    /// Says this server's share of a norm, once it knows all of it.
+    fn say_squares(&mut self, clock: ClockKey) {
+        let Closed { round, clipped: Some(clipped) } = &self.closed[&clock] else { return };
+        // In the order of the parts, so that each run has the same bits.
+        let all = clipped.values().try_fold(0.0, |all, squares| squares.map(|squares| all + squares));
+        if let Some(sum) = all {
+            let sum = if f64::is_nan(sum) { f64::INFINITY } else { sum };
+            self.commands.push_back(Command::Measured { squares: Squares { clock, round: *round, sum } });
+        }
+    }
+
+    /// Applies a round, clipped to its norm if it has one, and answers who waited for it.
+    fn apply_round(&mut self, clock: ClockKey, round: u64, norm: Option<f64>, budget: &mut Budget) {
+        let global_step = self.step_of(clock, round - 1);
+        for (id, part) in self.parts.iter_mut().filter(|(_, part)| part.claim.mode.clock == Some(clock)) {
+            let Some(merged) = part.merged.take() else { continue };
+            budget.give_back(merged);
+            part.version = Version(part.version.0 + 1);
             let rule = part.claim.rule.expect("a gradient has a rule");
-            let global_step = (round - 1).wrapping_add(self.bases.get(&clock).copied().unwrap_or_default());
-            let step = ValueStep::Merge { round, global_step, gradients, divisor, dtype: part.claim.dtype, rule };
+            let factor = rule.clip_norm().zip(norm).map_or(1.0, |(most, norm)| clip_factor(most, norm));
+            let step = ValueStep::Apply { round, global_step, factor, dtype: part.claim.dtype, rule };
             self.commands.push_back(Command::Step(Work::Parameter { part: *id, step }));
         }
         self.answer_early();
@@ -45,7 +116,8 @@ impl Parameters {
     /// Whether a use reads what its worker knows of, and this server does not yet.
     pub(super) fn is_early(&self, header: &Use) -> bool {
         let clock = header.mode.rounds().map(|(clock, _, _)| clock).filter(|_| header.access.receives());
-        clock.is_some_and(|clock| header.clock_at > self.closed.get(&clock).copied().unwrap_or_default())
+        let applied = |clock| self.closed.get(&clock).map_or(0, Closed::applied);
+        clock.is_some_and(|clock| header.clock_at > applied(clock))
     }
 
     /// Whether the change that came is a gradient of a round.
@@ -59,7 +131,7 @@ impl Parameters {
         let Exchange { sender, header, booked, .. } = self.exchanges[&exchange];
         let Target { part: id, round, .. } = header.target;
         let (clock, of) = (header.mode.clock.expect("it has rounds"), header.clock_at);
-        let closed = self.closed.get(&clock).copied().unwrap_or_default();
+        let closed = self.closed.get(&clock).map_or(0, |closed| closed.round);
         let part = self.parts.get_mut(&id).expect("it has an exchange");
         let key = (of, sender.worker);
         if part.kept.contains_key(&key) {
@@ -91,6 +163,13 @@ impl Parameters {
             let version = self.parts[&header.target.part].version;
             self.answer(exchange, &header, Effect::accepted(version));
         }
+    }
+}
+
+impl Closed {
+    /// The last round that was applied.
+    pub(super) fn applied(&self) -> u64 {
+        self.round - u64::from(self.clipped.is_some())
     }
 }
 

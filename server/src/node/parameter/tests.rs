@@ -9,17 +9,18 @@ use gradlane_core::mem::{Copies, Frozen, Pool};
 use gradlane_core::reduce::Kernels;
 use gradlane_core::transport::Outgoing;
 use gradlane_core::types::{
-    Access, Average, DType, Effect, Epoch, ExchangeId, LinkId, Mode, PartId, Phase, Round, Rule, TensorKey, Time,
-    Update, Version, View, Written,
+    Access, Average, DType, Effect, Epoch, ExchangeId, LinkId, Mode, PartId, Phase, Round, Rule, Squares, TensorKey,
+    Time, Update, Version, View, Written,
 };
 use gradlane_core::wire::{Request, Response, Sent, Target, Use, Value, checksum};
 
 use crate::checkpoint::FrozenPart;
 use crate::node::accumulator::SumResources;
 use crate::node::aggregate::tests::{EPOCH, config, node, view};
-use crate::node::command::{Archive, Command, Receipt, Route};
+use crate::node::command::{Archive, Command, Route};
 use crate::node::config::NodeConfig;
 use crate::node::event::Event;
+use crate::node::lanes::Told;
 use crate::node::machine::Node;
 use crate::node::store::Store;
 
@@ -462,9 +463,11 @@ pub(crate) struct World {
     pub(crate) store: Store,
     exchanges: u64,
     routes: BTreeMap<ExchangeId, Route>,
-    receipts: VecDeque<(Route, ExchangeId, Receipt)>,
-    /// Receipts reach the node when [`World::deliver`] says so.
+    told: VecDeque<Told>,
+    /// What the store says reaches the node when [`World::deliver`] says so.
     pub(crate) is_slow: bool,
+    /// What the coordinator is told of rounds that are clipped.
+    pub(crate) measured: VecDeque<Squares>,
     pub(crate) accepted: BTreeSet<ExchangeId>,
     pub(crate) rejected: BTreeMap<ExchangeId, Error>,
     /// With the checksum, once it came.
@@ -527,8 +530,9 @@ impl World {
             store: Store::new(resources),
             exchanges: 0,
             routes: BTreeMap::new(),
-            receipts: VecDeque::new(),
+            told: VecDeque::new(),
             is_slow: false,
+            measured: VecDeque::new(),
             accepted: BTreeSet::new(),
             rejected: BTreeMap::new(),
             answers: BTreeMap::new(),
@@ -614,10 +618,15 @@ impl World {
         while !self.is_slow && self.deliver() {}
     }
 
-    /// The next receipt reaches the node; whether there was one.
+    /// What the store has said next reaches the node; whether there was something.
     pub(crate) fn deliver(&mut self) -> bool {
-        let Some((route, exchange, receipt)) = self.receipts.pop_front() else { return false };
-        self.node.handle_receipt(now(), route, exchange, receipt);
+        match self.told.pop_front() {
+            Some(Told::Receipt { route, exchange, receipt }) => {
+                self.node.handle_receipt(now(), route, exchange, receipt);
+            }
+            Some(Told::Squares { part, round, sum }) => self.node.handle_squares(part, round, sum),
+            None => return false,
+        }
         self.obey();
         true
     }
@@ -647,6 +656,7 @@ impl World {
                 assert!(self.rejected.insert(exchange, error).is_none(), "an exchange ends once");
             }
             Command::Short { .. } => self.shortages += 1,
+            Command::Measured { squares } => self.measured.push_back(squares),
             Command::Grant { .. } => {}
             Command::Archive(archive) => self.archives.push(archive),
             Command::Obeyed { order, outcome } => self.obeyed.push((order, outcome)),
@@ -657,7 +667,10 @@ impl World {
     fn hear(&mut self, events: Vec<Event>) {
         for event in events {
             match event {
-                Event::Receipt { route, exchange, receipt } => self.receipts.push_back((route, exchange, receipt)),
+                Event::Receipt { route, exchange, receipt } => {
+                    self.told.push_back(Told::Receipt { route, exchange, receipt });
+                }
+                Event::Squares { part, round, sum } => self.told.push_back(Told::Squares { part, round, sum }),
                 Event::Frozen { order, part, frozen } => {
                     self.frozen.insert((order, part), frozen.expect("no defect is planted"));
                 }

@@ -34,6 +34,8 @@ struct Part {
     kept: BTreeMap<(u64, WorkerId), Vec<Lease>>,
     /// What was read from a checkpoint, for an order of the coordinator, and is not applied.
     read: Option<(u64, FrozenPart)>,
+    /// The gradient of a round that is over, until it is applied.
+    merged: Option<(u64, Vec<Lease>)>,
 }
 
 /// `Absent ──first change──► Present ──a defect──► Lost`, which it is until the part is dropped.
@@ -89,14 +91,28 @@ impl Values {
                 let Some(upload) = part.uploads.remove(&exchange) else { return };
                 part.kept.insert((round, worker), upload.blocks);
             }
-            ValueStep::Merge { round, global_step, gradients, divisor, dtype, rule } => {
-                let Some(part) = self.parts.get_mut(&id) else { return };
-                let later = part.kept.split_off(&(round + 1, WorkerId(0)));
-                let mut ended = std::mem::replace(&mut part.kept, later);
-                let gradients = gradients.into_iter().filter_map(|worker| ended.remove(&(round, worker)));
-                if let Some(merged) = merged(&self.resources, dtype, divisor, gradients) {
-                    part.change(&self.resources, dtype, Some(rule), (Change::Step, Some(global_step)), merged);
+            ValueStep::Merge { round, gradients, divisor, dtype, clips } => {
+                let mut sum = 0.0;
+                if let Some(part) = self.parts.get_mut(&id) {
+                    let later = part.kept.split_off(&(round + 1, WorkerId(0)));
+                    let mut ended = std::mem::replace(&mut part.kept, later);
+                    let gradients = gradients.into_iter().filter_map(|worker| ended.remove(&(round, worker)));
+                    part.merged = merged(&self.resources, dtype, divisor, gradients).map(|merged| (round, merged));
+                    let blocks = part.merged.iter().flat_map(|(_, blocks)| blocks).filter(|_| clips);
+                    sum = blocks.fold(sum, |sum, block| sum + self.resources.kernels.squares(dtype, block));
                 }
+                if clips {
+                    // Said in any case, because the coordinator waits for it.
+                    say(Event::Squares { part: id, round, sum });
+                }
+            }
+            ValueStep::Apply { round, global_step, factor, dtype, rule } => {
+                let Some(part) = self.parts.get_mut(&id) else { return };
+                let Some((_, mut merged)) = part.merged.take_if(|(of, _)| *of == round) else { return };
+                if factor != 1.0 {
+                    merged.iter_mut().for_each(|block| self.resources.kernels.scale(dtype, factor, block));
+                }
+                part.change(&self.resources, dtype, Some(rule), (Change::Step, Some(global_step)), merged);
             }
             ValueStep::Forget { exchange } => {
                 let Some(part) = self.parts.get_mut(&id) else { return };

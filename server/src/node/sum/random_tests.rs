@@ -299,7 +299,9 @@ impl Play {
                 Command::Grant { .. } => {}
                 Command::Disconnect { .. } => return Err("closed the only link of a process".to_owned()),
                 Command::Short { .. } => {}
-                Command::Stalled { .. } => return Err("stalled though no time passed".to_owned()),
+                Command::Measured { .. } | Command::Stalled { .. } => {
+                    return Err("stalled though no time passed".to_owned());
+                }
                 Command::Archive(_) | Command::Obeyed { .. } => return Err("nobody orders a checkpoint".to_owned()),
             }
         }
@@ -355,6 +357,7 @@ impl Play {
                         under_way.ended = Some(checksum);
                     }
                 }
+                Event::Squares { .. } => return Err("squares of a sum".to_owned()),
                 Event::Send(other) => return Err(format!("sends {other:?}")),
             }
         }

@@ -69,6 +69,7 @@ fn all_workers_of_a_machine_that_does_not_come_are_named() {
         | Command::Unroute { .. }
         | Command::Grant { .. }
         | Command::Short { .. }
+        | Command::Measured { .. }
         | Command::Disconnect { .. } => None,
     });
     assert!(reported.is_none_or(|missing| missing.len() == 3), "the coordinator hears the same");

@@ -286,6 +286,7 @@ fn steps(commands: &[Command]) -> impl Iterator<Item = &Step> {
         Command::Step(Work::Parameter { .. }) => panic!("{command:?}"),
         Command::Reject { .. }
         | Command::Short { .. }
+        | Command::Measured { .. }
         | Command::Stalled { .. }
         | Command::Archive(_)
         | Command::Obeyed { .. }
@@ -319,6 +320,7 @@ fn errors(commands: &[Command]) -> impl Iterator<Item = &Error> {
         Command::Reject { error, .. } => Some(error),
         Command::Step(_)
         | Command::Short { .. }
+        | Command::Measured { .. }
         | Command::Stalled { .. }
         | Command::Archive(_)
         | Command::Obeyed { .. }

@@ -372,6 +372,7 @@ pub(super) fn rejects(commands: &[Command]) -> Vec<(ExchangeId, Code)> {
         Command::Reject { exchange, error, .. } => Some((*exchange, error.code())),
         Command::Step(_)
         | Command::Short { .. }
+        | Command::Measured { .. }
         | Command::Stalled { .. }
         | Command::Archive(_)
         | Command::Obeyed { .. }
