@@ -111,7 +111,6 @@ def test_tensors_of_any_shape_and_type_are_saved_under_their_names(tmp_path, nam
     values = {
         "large": noise(1, LARGE).reshape(3, -1),
         "scalar": np.array(3.5, np.float64),
-        "empty": np.zeros((0, 4), np.float32),
         "bytes": np.arange(200, dtype=np.uint8),
         "counts": np.array([-1, 2**40], np.int64),
         "half": noise(2, 10, np.float16),
@@ -128,12 +127,10 @@ def test_tensors_of_any_shape_and_type_are_saved_under_their_names(tmp_path, nam
         assert reader.tensors[name].shape == value.shape and reader.tensors[name].dtype == value.dtype.name
         assert reader.read(name) == value.tobytes(), name
     for name, value in values.items():
-        if value.size:
-            parameters.push(name, np.zeros_like(value), update="assign")
+        parameters.push(name, np.zeros_like(value), update="assign")
     assert checkpoint.load(tmp_path).extra == saved.extra
     for name, value in values.items():
-        if value.size:
-            assert pulled(name, value)[0].tobytes() == value.tobytes(), name
+        assert pulled(name, value)[0].tobytes() == value.tobytes(), name
 
 
 def test_other_tools_read_the_values(tmp_path, names):
@@ -213,7 +210,7 @@ def test_missing_and_extra_tensors_are_named_and_nothing_is_loaded(tmp_path, nam
 def test_a_tensor_of_another_shape_type_or_optimizer_is_refused(tmp_path, names):
     if gradlane.rank() != 0:
         return
-    names.init("changed", np.ones(6, np.float32), rule=rules.Adam())
+    parameters.init("changed", np.ones(6, np.float32), rule=rules.Adam())
     parameters.push("changed", np.ones(6, np.float32), update="step")
     checkpoint.save(tmp_path)
     gradlane.undeclare("changed")
@@ -354,7 +351,7 @@ def test_a_round_that_has_begun_is_not_loaded_over_and_steps_go_on_from_those_th
         parameters.push("in rounds", np.ones_like(value), update="step")
         return clock.tick().step
 
-    shared = gradlane.broadcast_object(str(tmp_path), root=0)
+    shared = gradlane.broadcast_object(str(tmp_path))
     assert [a_round() for _ in range(3)] == [1, 2, 3]
     got, _ = pulled("in rounds", value)
     assert set(got) == {-2.5}, "1 + 1 + 0.5"
@@ -400,7 +397,7 @@ def test_training_goes_on_while_it_is_saved_and_what_is_saved_is_one_round(tmp_p
     if rank == 0:
         saved = saving.wait()
         values = np.frombuffer(checkpoint.Reader(tmp_path).read("meanwhile"), np.float32)
-        assert set(values) == {-float(saved.step)} and 3 <= saved.step <= 30
+        assert len(set(values)) == 1 and -values[0] in saved.steps.values() and 3 <= -values[0] <= 30
     assert set(pulled("meanwhile", value)[0]) == {-30.0}
     gradlane.barrier()
     gradlane.undeclare("meanwhile")

@@ -242,6 +242,8 @@ mod tests {
             "21050000000500000002000000040000006c6f73740800000073657276657220318096980000000000",
             "5 of 5 workers are there, without lost, server 1, and no others came within 0.0 s; start others in time (gradlane run does, see --restarts), or set a longer rejoin_timeout or a lower min_workers",
         ),
+        ("2204000000776861740400000068696e74", "what is not there; hint"),
+        ("230400000066696c650700000070726f626c656d", "the checkpoint is damaged: file: problem; load an earlier one"),
     ];
 
     #[test]

@@ -89,6 +89,7 @@ impl OwnCheckpoints {
                     tensors: tensors.iter().map(SavedTensor::of).collect(),
                     tables: written.table.clone().map(table).into_iter().collect(),
                     notes: notes.clone(),
+                    checksum: 0,
                 };
                 saving.publish(&manifest, keep)?;
                 Ok(written)

@@ -110,14 +110,14 @@ impl Saving {
                 });
             }
         }
-        let bytes = bytes_of(manifest);
+        let bytes = bytes_of(&manifest.clone().sealed());
         reach(Failpoint::ManifestMade);
         write_file(&directory, MANIFEST, |file| std::io::Write::write_all(file, &bytes))?;
         sync_directory(&directory)?;
         sync_directory(&self.path)?;
         reach(Failpoint::ManifestWritten);
         let name = format!("{NAME}{}", manifest.checkpoint);
-        let latest = format!("{name} {:08x}\n", checksum(0, name.as_bytes()));
+        let latest = latest_text(&name);
         write_file(&self.path, LATEST, |file| std::io::Write::write_all(file, latest.as_bytes()))?;
         sync_directory(&self.path)?;
         reach(Failpoint::LatestMoved);
@@ -184,6 +184,11 @@ pub fn open(path: &Path, number: Option<u64>) -> Result<(PathBuf, Manifest)> {
     Ok((directory, manifest))
 }
 
+/// What the file that names the latest checkpoint says.
+fn latest_text(name: &str) -> String {
+    format!("{name} {:08x}\n", checksum(0, name.as_bytes()))
+}
+
 /// The number of the latest checkpoint in a directory.
 fn latest(directory: &Path) -> Result<u64> {
     let path = directory.join(LATEST);
@@ -195,10 +200,8 @@ fn latest(directory: &Path) -> Result<u64> {
         });
     }
     let text = fs::read_to_string(&path).map_err(io(format!("reading {shown}")))?;
-    let number = text.trim_end().split_once(' ').and_then(|(name, crc)| {
-        let is_right = crc == format!("{:08x}", checksum(0, name.as_bytes()));
-        name.strip_prefix(NAME).filter(|_| is_right)?.parse().ok()
-    });
+    let named = text.split_once(' ').map(|(name, _)| name).filter(|name| latest_text(name) == text);
+    let number = named.and_then(|name| name.strip_prefix(NAME)?.parse().ok());
     number.ok_or_else(|| corrupt(shown, "does not name a checkpoint"))
 }
 

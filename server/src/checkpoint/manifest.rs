@@ -36,6 +36,8 @@ pub struct Manifest {
     pub tables: Vec<SavedTable>,
     /// What the caller has given.
     pub notes: String,
+    /// CRC-32C of this text with 0 in this place.
+    pub checksum: u32,
 }
 
 /// How far a clock was.
@@ -83,10 +85,19 @@ pub(super) struct Table {
     pub(super) format: u32,
     pub(super) checkpoint: u64,
     /// The file of the values.
-    pub(super) values: String,
+    pub(super) values: DataFile,
     /// The file of what rules keep, if they keep something.
-    pub(super) state: Option<String>,
+    pub(super) state: Option<DataFile>,
     pub(super) runs: Vec<Run>,
+}
+
+/// A file in the form of safetensors.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct DataFile {
+    pub(super) file: String,
+    /// CRC-32C of its header, with the length that precedes it.
+    pub(super) header: u32,
 }
 
 /// Elements of a tensor that follow each other.
@@ -151,7 +162,19 @@ impl Manifest {
                 hint: "give the directory to which one was saved".to_owned(),
             });
         }
-        parse(&path)
+        let manifest: Self = parse(&path)?;
+        match manifest.clone().sealed() == manifest {
+            true => Ok(manifest),
+            false => Err(corrupt(path.display().to_string(), "does not have its checksum")),
+        }
+    }
+
+    /// The same with its checksum.
+    #[must_use]
+    pub fn sealed(self) -> Self {
+        let open = Self { checksum: 0, ..self };
+        let checksum = checksum(0, &bytes_of(&open));
+        Self { checksum, ..open }
     }
 
     /// Its text.

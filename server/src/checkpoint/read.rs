@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::Read as _;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
@@ -15,7 +14,7 @@ use gradlane_core::wire::checksum;
 use safetensors::tensor::Metadata;
 
 use super::compare::check_tensor;
-use super::manifest::{Entry, Manifest, Run, State, table};
+use super::manifest::{DataFile, Entry, Manifest, Run, State, table};
 use super::write::{form, places};
 use super::{FrozenPart, corrupt, io};
 
@@ -252,25 +251,18 @@ impl Rows {
 }
 
 impl Entries {
-    fn open(directory: &Path, name: &str) -> Result<Self> {
-        super::manifest::check_name(name)?;
-        let path = directory.join(name);
+    fn open(directory: &Path, saved: &DataFile) -> Result<Self> {
+        super::manifest::check_name(&saved.file)?;
+        let path = directory.join(&saved.file);
         let shown = path.display().to_string();
-        let mut file = File::open(&path).map_err(io(format!("reading {shown}")))?;
-        let mut len = [0; 8];
-        file.read_exact(&mut len).map_err(|error| corrupt(&shown, error.to_string()))?;
-        let len = u64::from_le_bytes(len);
-        let there = file.metadata().map_err(io(format!("reading {shown}")))?.len();
-        if len > HEADER_BYTES_MAX || len + 8 > there {
-            return Err(corrupt(&shown, format!("its header has {len} bytes, and the file {there}")));
+        let file = File::open(&path).map_err(io(format!("reading {shown}")))?;
+        let header = header_of(&file).map_err(|error| corrupt(&shown, error.to_string()))?;
+        if checksum(0, &header) != saved.header {
+            return Err(corrupt(&shown, "has a header without its checksum"));
         }
-        let mut header = vec![0; place(len)];
-        file.read_exact(&mut header).map_err(|error| corrupt(&shown, error.to_string()))?;
-        let about: Metadata = serde_json::from_slice(&header).map_err(|error| corrupt(&shown, error.to_string()))?;
-        if about.data_len() as u64 + len + 8 != there {
-            return Err(corrupt(&shown, format!("has {there} bytes, which is not what its header says")));
-        }
-        Ok(Self { path, file, about, base: len + 8, last: None })
+        let about: Metadata =
+            serde_json::from_slice(&header[8..]).map_err(|error| corrupt(&shown, error.to_string()))?;
+        Ok(Self { path, file, about, base: header.len() as u64, last: None })
     }
 
     /// The bytes of an entry of so many elements, which were compared with its checksum.
@@ -292,12 +284,28 @@ impl Entries {
             return Err(damaged("has another length or element type than its table says"));
         }
         let mut bytes = vec![0; end - begin];
-        self.file.read_exact_at(&mut bytes, self.base + begin as u64).map_err(io(format!("reading {shown}")))?;
+        self.file.read_exact_at(&mut bytes, self.base + begin as u64).map_err(|error| damaged(&error.to_string()))?;
         match checksum(0, &bytes) == entry.checksum {
             true => Ok(bytes),
             false => Err(damaged("does not have its checksum")),
         }
     }
+}
+
+/// The header of a file in the form of safetensors, and the length that precedes it.
+///
+/// # Errors
+/// Those of the system; [`InvalidData`](std::io::ErrorKind::InvalidData) if there cannot be such a header.
+pub(super) fn header_of(file: &File) -> std::io::Result<Vec<u8>> {
+    let mut len = [0; 8];
+    file.read_exact_at(&mut len, 0)?;
+    let bytes = u64::from_le_bytes(len);
+    if bytes > HEADER_BYTES_MAX || bytes + 8 > file.metadata()?.len() {
+        return Err(std::io::Error::new(std::io::ErrorKind::InvalidData, format!("a header of {bytes} bytes")));
+    }
+    let mut header = vec![0; place(bytes + 8)];
+    file.read_exact_at(&mut header, 0)?;
+    Ok(header)
 }
 
 /// The most bytes of a header in the form of safetensors, as other readers of it have it.

@@ -19,7 +19,8 @@ use safetensors::SafeTensorError;
 use safetensors::tensor::{Dtype, View};
 use tempfile::NamedTempFile;
 
-use super::manifest::{Entry, FORMAT, Row, Run, State, Table, bytes_of};
+use super::manifest::{DataFile, Entry, FORMAT, Row, Run, State, Table, bytes_of};
+use super::read::header_of;
 use super::{FrozenPart, io};
 
 /// Writes the parts of a plan, of which the caller has one each, as `server` of the job. All is on the disk when it returns.
@@ -46,15 +47,13 @@ pub fn write(
     let state_file = Some(format!("{stem}.state.safetensors")).filter(|_| !state.views.is_empty());
     let bytes = values.views.iter().map(|(_, view)| view.data_len() as u64).sum();
     reach(Failpoint::SaveBegins);
-    values.write(directory, &value_file, checkpoint)?;
+    let values_are = values.write(directory, value_file, checkpoint)?;
     reach(Failpoint::ValuesWritten);
-    if let Some(file) = &state_file {
-        state.write(directory, file, checkpoint)?;
-    }
+    let state_is = state_file.map(|file| state.write(directory, file, checkpoint)).transpose()?;
     reach(Failpoint::StateWritten);
     let runs = runs.into_iter().map(|run| run.written(&values, &state)).collect();
-    let files = 2 + u64::from(state_file.is_some());
-    let table = Table { format: FORMAT, checkpoint, values: value_file, state: state_file, runs };
+    let files = 2 + u64::from(state_is.is_some());
+    let table = Table { format: FORMAT, checkpoint, values: values_are, state: state_is, runs };
     let text = bytes_of(&table);
     let name = format!("{stem}.json");
     write_file(directory, &name, |file| file.write_all(&text))?;
@@ -158,8 +157,8 @@ impl<'a> Entries<'a> {
         Entry { name: name.clone(), checksum: bytes.checksum.get() }
     }
 
-    fn write(&self, directory: &Path, name: &str, checkpoint: u64) -> Result<()> {
-        let path = directory.join(name);
+    fn write(&self, directory: &Path, name: String, checkpoint: u64) -> Result<DataFile> {
+        let path = directory.join(&name);
         let file = temporary(directory)?;
         let about = [("writer", "gradlane".to_owned()), ("checkpoint", checkpoint.to_string())];
         let about = about.into_iter().map(|(key, value)| (key.to_owned(), value)).collect();
@@ -169,7 +168,9 @@ impl<'a> Entries<'a> {
             cause: error.to_string(),
         };
         safetensors::serialize_to_file(views, Some(about), file.path()).map_err(failed)?;
-        persist(file, &path)
+        let header = header_of(file.as_file()).map_err(io(format!("reading {}", path.display())))?;
+        persist(file, &path)?;
+        Ok(DataFile { file: name, header: checksum(0, &header) })
     }
 }
 

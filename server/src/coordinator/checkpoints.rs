@@ -446,6 +446,7 @@ impl Open {
             tensors: self.tensors.iter().map(SavedTensor::of).collect(),
             tables: self.written.values().filter_map(table).collect(),
             notes: notes.clone(),
+            checksum: 0,
         })
     }
 
