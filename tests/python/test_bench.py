@@ -116,3 +116,10 @@ def test_the_script_that_measures_modes_runs(what, line):
     script = [str(ROOT / "bench" / "modes.py"), what, "--steps", "2", "--rest", "0.01"]
     [ended] = run_all([([*command, *script], {})], timeout=120.0)
     assert ended.code == 0 and re.search(line, ended.output), ended.output
+
+
+def test_the_script_that_measures_checkpoints_runs(tmp_path):
+    command = [sys.executable, "-m", "gradlane", "run", "-n", "1", "-s", "2", "--", sys.executable]
+    script = [str(ROOT / "bench" / "checkpoints.py"), str(tmp_path / "a"), "--mib", "64", "--turns", "1"]
+    [ended] = run_all([([*command, *script], {"GRADLANE_CHECKPOINT_DIR": str(tmp_path)})], timeout=120.0)
+    assert ended.code == 0 and re.search(r"save [\d.]+ s, [\d.]+ of the copy", ended.output), ended.output

@@ -104,8 +104,7 @@ impl OwnCheckpoints {
         let (directory, manifest) = checkpoint::find(&root, &ask.path, ask.checkpoint)?;
         let tensors = parameters.tensors();
         let lacking = compare(&manifest, &tensors, &ask)?;
-        let is_read =
-            |tensor: &&TensorSpec| ask.missing == Missing::Zero || !lacking.iter().any(|name| *name == tensor.name);
+        let is_read = |tensor: &&TensorSpec| ask.missing == Missing::Zero || !lacking.contains(&tensor.name);
         let read: Vec<TensorSpec> = tensors.iter().filter(is_read).cloned().collect();
         let plan = plan_of(&read);
         let source = Source { directory: root.join(&directory), with_state: ask.with_state };

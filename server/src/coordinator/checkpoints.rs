@@ -365,9 +365,7 @@ impl Open {
             }
             (Found::Whole { directory, manifest }, CheckpointAsk::Load(ask)) => {
                 let lacking = compare(manifest, &self.tensors, ask)?;
-                let is_read = |tensor: &TensorSpec| {
-                    ask.missing == Missing::Zero || !lacking.iter().any(|name| *name == tensor.name)
-                };
+                let is_read = |tensor: &TensorSpec| ask.missing == Missing::Zero || !lacking.contains(&tensor.name);
                 for (server, plan) in self.plans(is_read)? {
                     let (directory, with_state) = (directory.clone(), ask.with_state);
                     self.orders.insert(server, Task::Read { directory, with_state, plan });

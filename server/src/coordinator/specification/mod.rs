@@ -12,6 +12,7 @@ use gradlane_core::wire::frame::{Health, Join, Names, Progress, Stall};
 
 use super::*;
 
+mod checkpoints;
 mod connections;
 mod continuing;
 mod forming;
@@ -42,6 +43,8 @@ struct Job {
     certified: Vec<u64>,
     given_the_key: Vec<u64>,
     disks: Vec<Disk>,
+    /// Of the last work with files.
+    number: u64,
 }
 
 impl Job {
@@ -179,6 +182,7 @@ fn job_of(config: CoordinatorConfig) -> Job {
         certified: Vec::new(),
         given_the_key: Vec::new(),
         disks: Vec::new(),
+        number: 0,
     }
 }
 

@@ -33,6 +33,8 @@ mod rounds;
 mod values;
 
 #[cfg(test)]
+mod checkpoint_tests;
+#[cfg(test)]
 mod random_tests;
 #[cfg(test)]
 mod round_tests;

@@ -592,13 +592,13 @@ impl World {
     }
 
     /// One use from its header to its end.
-    fn call(&mut self, rank: u32, access: Access, round: u64, elements: [f32; 4]) -> Outcome {
+    pub(super) fn call(&mut self, rank: u32, access: Access, round: u64, elements: [f32; 4]) -> Outcome {
         let exchange = self.open(rank, to_do(access, round));
         self.bring(exchange, &floats(elements));
         self.outcome(exchange)
     }
 
-    fn pull(&mut self, rank: u32, round: u64) -> (u64, Vec<f32>) {
+    pub(super) fn pull(&mut self, rank: u32, round: u64) -> (u64, Vec<f32>) {
         let exchange = self.open(rank, to_do(Access::Pull, round));
         self.outcome(exchange).value()
     }
