@@ -12,7 +12,6 @@ use gradlane_core::types::{
 use gradlane_core::wire::{About, Target, Use, Value};
 
 use super::refusals::value_lost;
-use super::rounds::Closed;
 use crate::node::budget::Budget;
 use crate::node::command::{Change, Command, Receipt, ValueStep, Work};
 use crate::node::config::NodeConfig;
@@ -63,6 +62,15 @@ pub(super) struct Claim {
     pub(super) mode: Mode,
 }
 
+/// How far the rounds of a clock are closed on this server.
+#[derive(Default, Debug)]
+pub(super) struct Closed {
+    /// The last round of which it knows whose gradients count.
+    pub(super) round: u64,
+    /// While this round waits for its norm: the squares of each part whose gradient is clipped, once they are known.
+    pub(super) clipped: Option<BTreeMap<PartId, Option<f64>>>,
+}
+
 /// A change that was done.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Done {
@@ -97,6 +105,13 @@ pub(super) enum State {
     /// It waits until the rounds are closed that its worker knows of.
     Early,
     Answering,
+}
+
+impl Closed {
+    /// The last round that was applied.
+    pub(super) fn applied(&self) -> u64 {
+        self.round - u64::from(self.clipped.is_some())
+    }
 }
 
 impl Parameters {

@@ -8,19 +8,10 @@ use gradlane_core::types::{
 };
 use gradlane_core::wire::{Target, Use};
 
-use super::machine::{Done, Exchange, Parameters, Part, State};
+use super::machine::{Closed, Done, Exchange, Parameters, Part, State};
 use super::refusals::brought_twice;
 use crate::node::budget::Budget;
 use crate::node::command::{Change, Command, ValueStep, Work};
-
-/// How far the rounds of a clock are closed on this server.
-#[derive(Default, Debug)]
-pub(super) struct Closed {
-    /// The last round of which it knows whose gradients count.
-    round: u64,
-    /// While this round waits for its norm: the squares of each part whose gradient is clipped, once they are known.
-    clipped: Option<BTreeMap<PartId, Option<f64>>>,
-}
 
 impl Parameters {
     /// The coordinator says how a round is closed, perhaps not for the first time.
@@ -79,7 +70,7 @@ impl Parameters {
             let step = ValueStep::Merge { round, gradients, divisor, dtype, clips: is_clipped };
             self.commands.push_back(Command::Step(Work::Parameter { part: *id, step }));
         }
-        self.closed.insert(clock, Closed { round, clipped: clips.then_some(clipped) });
+        self.closed.insert(clock, Closed { round, clipped: Some(clipped).filter(|_| clips) });
     }
 
     /// Says this server's share of a norm, once it knows all of it.
@@ -157,13 +148,6 @@ impl Parameters {
             let version = self.parts[&header.target.part].version;
             self.answer(exchange, &header, Effect::accepted(version));
         }
-    }
-}
-
-impl Closed {
-    /// The last round that was applied.
-    fn applied(&self) -> u64 {
-        self.round - u64::from(self.clipped.is_some())
     }
 }
 
