@@ -17,6 +17,7 @@ mod adagrad;
 mod adam;
 mod adamax;
 mod averages;
+mod compensation;
 mod lion;
 mod matrix;
 mod muon;

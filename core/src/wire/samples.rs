@@ -71,13 +71,21 @@ pub fn frames() -> Vec<Frame> {
                 clock: "c".to_owned(),
                 mode: mode_of("ssp:bound=4", "c"),
                 round: 7,
+                samples: 32,
                 leaves: false,
                 wait: Some(Duration::from_secs(1)),
             },
         },
         Frame::Tick {
             request: 14,
-            tick: Tick { clock: "c".to_owned(), mode: mode_of("async", "c"), round: 1, leaves: true, wait: None },
+            tick: Tick {
+                clock: "c".to_owned(),
+                mode: mode_of("async", "c"),
+                round: 1,
+                samples: 0,
+                leaves: true,
+                wait: None,
+            },
         },
         Frame::Steps(StepReport { begun: 13, change: 2, stands: true, rests: false, leaves: true }),
         Frame::Holdings(Holdings {
@@ -127,7 +135,7 @@ pub fn frames() -> Vec<Frame> {
         Frame::Close(Closing {
             clock: ClockKey(9),
             round: 7,
-            half: Half::Workers { workers: [WorkerId(0), WorkerId(2)].into_iter().collect(), clips: true },
+            half: Half::Workers { workers: [WorkerId(0), WorkerId(2)].into_iter().collect(), clips: true, samples: 96 },
         }),
         Frame::Restore { epoch: Epoch { term: 1, number: 2 }, sums: vec![sum_id(1)], lost: vec![sum_id(2)] },
         Frame::StallNotice { tensor: "w".to_owned(), stall: stall(), detail: "d".to_owned() },

@@ -34,6 +34,8 @@ struct OwnClock {
     mode: Mode,
     /// The rounds that were finished.
     finished: u64,
+    /// The samples of these.
+    samples: u64,
     /// Whether it is ticked no more.
     has_left: bool,
 }
@@ -56,6 +58,8 @@ struct Parameter {
     version: Version,
     /// The version that was read last, from which changes are computed.
     read: Version,
+    /// The value of that version, if the mode compensates gradients that were computed from it.
+    base: Vec<u8>,
     /// The gradient of the round that is open, with its round.
     of_round: Option<(u64, Vec<u8>)>,
     /// What its rule keeps, once the rule was applied.
@@ -120,7 +124,7 @@ impl Parameters {
             Access::Init if parameter.is_set() => {}
             Access::Init => {
                 parameter.change(self.kernels, Update::Assign, None, bytes_of(&value));
-                parameter.read = parameter.version;
+                parameter.note_read();
             }
             Access::Push(_) | Access::Pull | Access::PushPull(_) | Access::PullAverage(_) if !parameter.is_set() => {
                 return Err(Error::FailedPrecondition {
@@ -142,7 +146,7 @@ impl Parameters {
         if access.receives() {
             parameter.write(access.average(), bytes_of_mut(&mut into.unwrap_or(value)));
             if access.average().is_none() {
-                parameter.read = parameter.version;
+                parameter.note_read();
             }
         }
         Ok(effect)
@@ -154,10 +158,10 @@ impl Parameters {
     /// As [`Engine::tick`](gradlane_core::engine::Engine::tick).
     pub(crate) fn tick(&self, tick: Tick) -> Result<Ticked> {
         limits::check_ask(&Ask::Tick(tick.clone()))?;
-        let Tick { clock: name, mode, round, leaves, .. } = tick;
+        let Tick { clock: name, mode, round, samples, leaves, .. } = tick;
         let mut kept = self.lock();
         let Kept { parameters, clocks } = &mut *kept;
-        let clock = clocks.entry(name.clone()).or_insert(OwnClock { mode, finished: 0, has_left: false });
+        let clock = clocks.entry(name.clone()).or_insert(OwnClock { mode, finished: 0, samples: 0, has_left: false });
         if leaves {
             clock.has_left = true;
         } else {
@@ -169,7 +173,8 @@ impl Parameters {
                 parameters.values_mut().filter(|parameter| parameter.tensor.kind.mode() == mode).collect();
             let squares = of_clock.iter().map(|parameter| parameter.squares(self.kernels, round));
             let norm = squares.fold(0.0, |all, squares| all + squares).sqrt();
-            of_clock.iter_mut().for_each(|parameter| parameter.close(self.kernels, round, norm));
+            of_clock.iter_mut().for_each(|parameter| parameter.close(self.kernels, (round, clock.samples), norm));
+            clock.samples = clock.samples.saturating_add(samples);
         }
         Ok(Ticked { round: clock.finished, step: clock.finished, ahead: 0, fate: Fate::Accepted })
     }
@@ -190,7 +195,23 @@ impl Parameters {
 impl Parameter {
     fn unset(tensor: &TensorSpec) -> Self {
         let (version, read) = (Version::default(), Version::default());
-        Self { tensor: tensor.clone(), value: Vec::new(), version, read, of_round: None, optimizer: None }
+        Self {
+            tensor: tensor.clone(),
+            value: Vec::new(),
+            version,
+            read,
+            base: Vec::new(),
+            of_round: None,
+            optimizer: None,
+        }
+    }
+
+    /// The worker computes from the present value from now on.
+    fn note_read(&mut self) {
+        self.read = self.version;
+        if self.tensor.kind.mode().compensation.kappa().is_some() {
+            self.base.clone_from(&self.value);
+        }
     }
 
     fn is_set(&self) -> bool {
@@ -205,13 +226,18 @@ impl Parameter {
             Update::Assign => (0, (Fate::Accepted, 1.0)),
             Update::Add | Update::Step => (lag, self.tensor.kind.mode().staleness.judge(lag)),
         };
+        let (mode, dtype) = (self.tensor.kind.mode(), self.tensor.dtype);
+        let kappa = mode.compensation.kappa().filter(|_| update == Update::Step && lag > 0);
         match fate {
-            Fate::Scaled => {
-                let mut scaled = change.to_vec();
-                kernels.scale(self.tensor.dtype, factor, &mut scaled);
-                self.change(kernels, update, global_step, &scaled);
+            Fate::Accepted if kappa.is_none() => self.change(kernels, update, global_step, change),
+            Fate::Accepted | Fate::Scaled => {
+                let mut changed = change.to_vec();
+                if let Some(kappa) = kappa {
+                    kernels.compensate(dtype, kappa, &mut changed, &self.value, &self.base);
+                }
+                kernels.scale(dtype, factor, &mut changed);
+                self.change(kernels, update, global_step, &changed);
             }
-            Fate::Accepted => self.change(kernels, update, global_step, change),
             Fate::Kept | Fate::DiscardedStale | Fate::DroppedLate => {}
         }
         Effect { version: self.version, fate, lag }
@@ -239,8 +265,8 @@ impl Parameter {
         gradient.map_or(0.0, |(_, gradient)| kernels.squares(self.tensor.dtype, gradient))
     }
 
-    /// A round is closed, in which the gradients that are clipped have this norm.
-    fn close(&mut self, kernels: Kernels, round: u64, norm: f64) {
+    /// A round is closed, before which there were so many samples, and in which the gradients that are clipped have this norm.
+    fn close(&mut self, kernels: Kernels, (round, samples): (u64, u64), norm: f64) {
         if let Some((_, mut gradient)) = self.of_round.take_if(|(of, _)| *of == round) {
             // Gradients that are not finite have no norm, and are clipped to nothing, as servers do it.
             let norm = if norm.is_nan() { f64::INFINITY } else { norm };
@@ -248,7 +274,9 @@ impl Parameter {
             if factor != 1.0 {
                 kernels.scale(self.tensor.dtype, factor, &mut gradient);
             }
-            self.change(kernels, Update::Step, Some(round - 1), &gradient);
+            let is_by_samples = self.tensor.kind.rule().is_some_and(|rule| rule.is_by_samples());
+            let global_step = if is_by_samples { samples } else { round - 1 };
+            self.change(kernels, Update::Step, Some(global_step), &gradient);
         }
     }
 

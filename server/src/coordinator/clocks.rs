@@ -72,8 +72,10 @@ struct Clock {
     closed: u64,
     /// While the last of them is sealed: what the servers have said.
     squares: Option<BTreeMap<ServerId, f64>>,
-    /// Who is in the round that is open. Their order counts no more once they are in.
-    arrived: WorkerSet,
+    /// Who is in the round that is open, with its samples. Their order counts no more once they are in.
+    arrived: BTreeMap<WorkerId, u64>,
+    /// The samples of the rounds that were closed.
+    samples: u64,
     /// Who ticks it no more.
     left: WorkerSet,
     waiting: BTreeMap<WorkerId, Waiting>,
@@ -120,7 +122,7 @@ impl Clocks {
 
     /// A worker has finished a round, perhaps not for the first time.
     pub(crate) fn tick(&mut self, now: Time, worker: WorkerId, request: u64, tick: Tick) -> Turn {
-        let Tick { clock: name, mode, round, leaves, wait } = tick;
+        let Tick { clock: name, mode, round, samples, leaves, wait } = tick;
         let is_full = self.clocks.len() >= CLOCKS_MAX && !self.clocks.contains_key(&name);
         if is_full {
             return Turn::refusal(worker, request, too_many(&name));
@@ -129,7 +131,7 @@ impl Clocks {
         if leaves {
             return self.leave_one(now, worker, request, &name, mode);
         }
-        match clock.take(&name, worker, mode, round) {
+        match clock.take(&name, worker, mode, (round, samples)) {
             Ok(None) => {}
             Ok(Some(ticked)) => return Turn::answer(worker, request, Ok(ticked)),
             Err(error) => return Turn::refusal(worker, request, error),
@@ -298,14 +300,21 @@ impl Clock {
             ticks: 0,
             closed: 0,
             squares: None,
-            arrived: WorkerSet::default(),
+            arrived: BTreeMap::new(),
+            samples: 0,
             left: WorkerSet::default(),
             waiting,
         }
     }
 
     /// Counts a tick, once. Returns its answer if the round was closed before.
-    fn take(&mut self, name: &str, worker: WorkerId, mode: Mode, round: u64) -> Result<Option<Ticked>> {
+    fn take(
+        &mut self,
+        name: &str,
+        worker: WorkerId,
+        mode: Mode,
+        (round, samples): (u64, u64),
+    ) -> Result<Option<Ticked>> {
         self.check_mode(name, worker, mode)?;
         if self.left.contains(worker) {
             return Err(ticks::after_leaving(name, worker));
@@ -325,7 +334,7 @@ impl Clock {
             if round > self.closed + 1 {
                 return Err(ticks::out_of_order(name, worker, round, self.closed));
             }
-            self.arrived.insert(worker);
+            self.arrived.entry(worker).or_insert(samples);
             self.finished.insert(worker, round);
         } else {
             if round != finished && round != finished + 1 {
@@ -355,14 +364,16 @@ impl Clock {
             Quorum::All => false,
             Quorum::First(k) => self.arrived.len() >= k as usize,
         };
-        let is_closed = are_enough || due.iter().all(|worker| self.arrived.contains(worker));
+        let is_closed = are_enough || due.iter().all(|worker| self.arrived.contains_key(&worker));
         if !is_closed || self.arrived.is_empty() || self.squares.is_some() {
             return None;
         }
         self.closed += 1;
         self.squares = clips.then(BTreeMap::new);
-        let workers = std::mem::take(&mut self.arrived);
-        Some(Closing { clock, round: self.closed, half: Half::Workers { workers, clips } })
+        let (arrived, samples) = (std::mem::take(&mut self.arrived), self.samples);
+        self.samples = arrived.values().fold(samples, |all, of_worker| all.saturating_add(*of_worker));
+        let workers = arrived.into_keys().collect();
+        Some(Closing { clock, round: self.closed, half: Half::Workers { workers, clips, samples } })
     }
 
     /// The rounds that were closed, without the one that is sealed.
@@ -418,7 +429,7 @@ impl Clock {
     fn describe_slowest(&self, worker: WorkerId, due: &WorkerSet) -> String {
         let slowest: Vec<String> = match self.mode.pace {
             Pace::Rounds { .. } => {
-                let missing = due.iter().filter(|worker| !self.arrived.contains(*worker));
+                let missing = due.iter().filter(|worker| !self.arrived.contains_key(worker));
                 missing.map(|worker| worker.to_string()).collect()
             }
             Pace::Async | Pace::Ssp { .. } => {

@@ -131,6 +131,7 @@ impl Work {
                     | ValueStep::Keep { .. }
                     | ValueStep::Merge { .. }
                     | ValueStep::Apply { .. }
+                    | ValueStep::Release { .. }
                     | ValueStep::Forget { .. }
                     | ValueStep::Answer { .. }
                     | ValueStep::Drop,
@@ -163,6 +164,7 @@ impl Work {
                     | ValueStep::Keep { .. }
                     | ValueStep::Merge { .. }
                     | ValueStep::Apply { .. }
+                    | ValueStep::Release { .. }
                     | ValueStep::Forget { .. }
                     | ValueStep::Drop,
                 ..

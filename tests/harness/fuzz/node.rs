@@ -14,8 +14,8 @@ use gradlane_core::mem::{Copies, Pool};
 use gradlane_core::reduce::Kernels;
 use gradlane_core::transport::Outgoing;
 use gradlane_core::types::{
-    ClockKey, Closing, CodecSpec, DType, ExchangeId, Half, Incarnation, LinkId, Op, PartId, Phase, TensorKey, Time, View,
-    WorkerId,
+    ClockKey, Closing, CodecSpec, DType, ExchangeId, Half, Incarnation, LinkId, Op, PartId, Phase, TensorKey, Time,
+    View, WorkerId,
 };
 use gradlane_core::wire::{
     About, Contribute, Contribution, Contributors, Header, Reply, Request, Response, Sum, Target, reject, samples,
@@ -166,7 +166,7 @@ impl World {
                     let round = u64::from(input.below(6));
                     let half = match input.below(3) {
                         0 => Half::Norm(f64::from(input.byte())),
-                        kind => Half::Workers { workers, clips: kind == 1 },
+                        kind => Half::Workers { workers, clips: kind == 1, samples: input.word() },
                     };
                     let closing = Closing { clock: ClockKey(1), round, half };
                     self.node.handle_member(MemberEvent::Close(closing));

@@ -7,8 +7,8 @@ mod views;
 
 use super::*;
 use crate::types::{
-    ClockKey, Closing, DType, Epoch, Half, Incarnation, NodeId, PartId, PartLayout, Piece, Process, Round, ServerId, Span,
-    TensorKey, TensorKind, WorkerId, WorkerSet,
+    ClockKey, Closing, DType, Epoch, Half, Incarnation, NodeId, PartId, PartLayout, Piece, Process, Round, ServerId,
+    Span, TensorKey, TensorKind, WorkerId, WorkerSet,
 };
 use crate::wire::frame::Stall;
 
@@ -270,7 +270,9 @@ fn a_server_says_its_squares_again_on_each_connection_until_it_hears_of_the_norm
     commands(&mut server);
     server.handle_frame(at(3), Frame::View(formed.clone()));
     assert_eq!(sent(&mut server), [3, 4].map(|round| Frame::Squares(squares(round))));
-    for closing in [close(4, Half::Workers { workers: WorkerSet::default(), clips: true }), close(3, Half::Norm(1.0))] {
+    for closing in
+        [close(4, Half::Workers { workers: WorkerSet::default(), clips: true, samples: 0 }), close(3, Half::Norm(1.0))]
+    {
         server.handle_frame(at(3), Frame::Close(closing.clone()));
         assert_eq!(events(&mut server), [MemberEvent::Close(closing)]);
     }

@@ -92,7 +92,8 @@ fn sync() -> Mode {
 }
 
 fn tick() -> Frame {
-    let tick = Tick { clock: "c".to_owned(), mode: sync(), round: 1, leaves: false, wait: Some(10 * SECOND) };
+    let tick =
+        Tick { clock: "c".to_owned(), mode: sync(), round: 1, samples: 1, leaves: false, wait: Some(10 * SECOND) };
     Frame::Tick { request: 3, tick }
 }
 
@@ -101,7 +102,7 @@ fn squares() -> Frame {
 }
 
 fn sealed() -> Closing {
-    closing(Half::Workers { workers: [0, 1].into_iter().map(WorkerId).collect(), clips: true })
+    closing(Half::Workers { workers: [0, 1].into_iter().map(WorkerId).collect(), clips: true, samples: 0 })
 }
 
 fn closing(half: Half) -> Closing {

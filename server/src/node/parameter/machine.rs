@@ -11,6 +11,7 @@ use gradlane_core::types::{
 };
 use gradlane_core::wire::{About, Target, Use, Value};
 
+use super::bases::{Bases, Released};
 use super::refusals::value_lost;
 use crate::node::budget::Budget;
 use crate::node::command::{Change, Command, Receipt, ValueStep, Work};
@@ -48,6 +49,8 @@ pub(super) struct Part {
     pub(super) kept: BTreeMap<(u64, WorkerId), u64>,
     /// Bytes that are booked for the gradient of the last round that was closed, until it is applied.
     pub(super) merged: Option<u64>,
+    /// Earlier versions from which workers compute.
+    pub(super) bases: Bases,
     /// Its exchanges, by worker.
     pub(super) open: BTreeSet<(NodeId, ExchangeId)>,
 }
@@ -67,6 +70,8 @@ pub(super) struct Claim {
 pub(super) struct Closed {
     /// The last round of which it knows whose gradients count.
     pub(super) round: u64,
+    /// The samples of the rounds before it.
+    pub(super) samples: u64,
     /// While this round waits for its norm: the squares of each part whose gradient is clipped, once they are known.
     pub(super) clipped: Option<BTreeMap<PartId, Option<f64>>>,
 }
@@ -106,6 +111,9 @@ pub(super) enum State {
     Early,
     Answering,
 }
+
+/// The version that an init makes.
+const FIRST: Version = Version(1);
 
 impl Closed {
     /// The last round that was applied.
@@ -209,9 +217,12 @@ impl Parameters {
                 for exchange in gone {
                     self.reject(exchange, &Error::Fenced { current: next.epoch }, budget);
                 }
-                for part in self.parts.values_mut() {
+                let mut released = Vec::new();
+                for (id, part) in &mut self.parts {
                     part.ledger.retain(|node, _| next.has(*node));
+                    released.push((*id, part.bases.retain(|node| next.has(node))));
                 }
+                released.into_iter().for_each(|(id, released)| self.release(id, released, budget));
             }
             Succession::End(_) if planted(self.config.defect, Defect::ValuesKept) => {}
             Succession::End(error) => {
@@ -271,6 +282,10 @@ impl Parameters {
         let (fate, lag, factor) = part.judge(&header, change);
         let change = change.filter(|_| fate != Fate::DiscardedStale);
         let global_step = part.claim.mode.clock.map(|_| header.clock_at);
+        let (before, kappa) = (part.version, part.claim.mode.compensation.kappa());
+        let compensation = kappa.filter(|_| change == Some(Change::Step) && part.bases.keeps(header.basis));
+        let compensation = compensation.map(|kappa| (kappa, header.basis));
+        let keeps = Some(before).filter(|before| change.is_some() && !is_first && part.bases.is_read(*before));
         let step = match change {
             Some(change) => {
                 let is_kept = change == Change::Add && planted(defect, Defect::VersionKept);
@@ -281,8 +296,10 @@ impl Parameters {
                     dtype: part.claim.dtype,
                     rule: part.claim.rule,
                     change,
+                    compensation,
                     factor,
                     global_step,
+                    keeps,
                 }
             }
             None => ValueStep::Forget { exchange },
@@ -294,11 +311,15 @@ impl Parameters {
         // The body has become the value. What was booked for it is booked for the first value from now on, or for the answer: that may hold
         // blocks of this value when it is an earlier one.
         let kept = if header.access.receives() { bytes } else { 0 };
+        let for_base = if keeps.is_some() { bytes } else { 0 };
+        if let Some(before) = keeps {
+            part.bases.keep(before, for_base);
+        }
         if change.is_some() && is_first {
             part.booked = booked;
             part.claim.said_by = sender.worker;
         } else if !planted(defect, Defect::ChangeBookingKept) {
-            budget.give_back(booked - kept);
+            budget.give_back(booked - kept - for_base);
         }
         let entry = self.exchanges.get_mut(&exchange).expect("its body was on its way");
         (entry.state, entry.booked) = (State::Answering, kept);
@@ -308,6 +329,29 @@ impl Parameters {
         }
         self.step(id, step);
         self.answer(exchange, &header, effect);
+        self.note_read(sender.node, &header, budget);
+    }
+
+    /// A worker is given the present value of a part, from which it computes its next gradients. An init says the first one.
+    pub(super) fn note_read(&mut self, node: NodeId, header: &Use, budget: &mut Budget) {
+        let part = self.parts.get_mut(&header.target.part).expect("it has a value");
+        let version = match header.access {
+            Access::Pull | Access::PushPull(_) => part.version,
+            Access::Init if part.bases.knows(node) => return,
+            Access::Init if part.version == FIRST || part.bases.keeps(FIRST) => FIRST,
+            Access::Init | Access::Push(_) | Access::PullAverage(_) => return,
+        };
+        if part.claim.mode.compensation.kappa().is_some() {
+            let released = part.bases.read(node, version);
+            self.release(header.target.part, released, budget);
+        }
+    }
+
+    fn release(&mut self, id: PartId, released: Released, budget: &mut Budget) {
+        for (version, bytes) in released {
+            budget.give_back(bytes);
+            self.step(id, ValueStep::Release { version });
+        }
     }
 
     pub(super) fn answer(&mut self, exchange: ExchangeId, header: &Use, effect: Effect) {
@@ -347,7 +391,9 @@ impl Parameters {
 
     fn drop_part(&mut self, id: PartId, budget: &mut Budget) {
         if let Some(part) = self.parts.remove(&id) {
-            budget.give_back(part.booked + part.kept.values().sum::<u64>() + part.merged.unwrap_or_default());
+            budget.give_back(
+                part.booked + part.kept.values().sum::<u64>() + part.merged.unwrap_or_default() + part.bases.bytes(),
+            );
             self.step(id, ValueStep::Drop);
         }
     }

@@ -20,15 +20,21 @@
 //! **Clipping.** If the gradients of a round are clipped, this server says the squares of its share, and no parameter of the clock changes until
 //! the coordinator says the norm of all. So between any two words of the coordinator, all servers have applied the same rounds.
 //!
-//! **Memory.** Booked are: each value; each body that is on its way, or kept for its round; and for each answer with a value as many bytes again, until it was
+//! **Compensation.** If the mode compensates old gradients, the version that each worker was given last is kept, and a gradient must be of this
+//! version. It is refused otherwise: its worker has begun to read a later one, and did not take it.
+//!
+//! **Memory.** Booked are: each value, also one that is kept for a compensation; each body that is on its way, or kept for its round; and for each answer with a value as many bytes again, until it was
 //! handed over, because it may hold the blocks of an earlier version.
 
+mod bases;
 mod machine;
 mod opening;
 mod refusals;
 mod rounds;
 mod values;
 
+#[cfg(test)]
+mod compensation_tests;
 #[cfg(test)]
 mod random_tests;
 #[cfg(test)]

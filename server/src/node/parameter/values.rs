@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use gradlane_core::mem::{Frozen, Lease};
 use gradlane_core::reduce::{OptimizerState, accumulator_bytes};
 use gradlane_core::transport::Outgoing;
-use gradlane_core::types::{Average, DType, Defect, ExchangeId, Op, PartId, Rule, WorkerId, planted};
+use gradlane_core::types::{Average, DType, Defect, ExchangeId, Op, PartId, Rule, Version, WorkerId, planted};
 use gradlane_core::wire::{Response, Value as ValueHeader, checksum};
 
 use super::refusals::value_lost;
@@ -31,6 +31,8 @@ struct Part {
     uploads: BTreeMap<ExchangeId, Upload>,
     /// The gradients of rounds that are open.
     kept: BTreeMap<(u64, WorkerId), Vec<Lease>>,
+    /// Earlier values, from which workers compute.
+    bases: BTreeMap<Version, Vec<Frozen>>,
     /// The gradient of a round that is over, until it is applied.
     merged: Option<(u64, Vec<Lease>)>,
 }
@@ -75,13 +77,23 @@ impl Values {
                 part.uploads.insert(exchange, upload);
                 say_receipt(id, exchange, receipt, say);
             }
-            ValueStep::Change { exchange, dtype, rule, change, factor, global_step } => {
+            ValueStep::Change { exchange, dtype, rule, change, compensation, factor, global_step, keeps } => {
                 let Some(part) = self.parts.get_mut(&id) else { return };
                 let Some(mut upload) = part.uploads.remove(&exchange) else { return };
+                if let Some((kappa, basis)) = compensation {
+                    part.compensate(&self.resources, dtype, (kappa, basis), &mut upload.blocks);
+                }
+                if let (Some(version), Value::Present { blocks, .. }) = (keeps, &part.value) {
+                    part.bases.insert(version, blocks.clone());
+                }
                 if factor != 1.0 {
                     upload.blocks.iter_mut().for_each(|block| self.resources.kernels.scale(dtype, factor, block));
                 }
                 part.change(&self.resources, dtype, rule, (change, global_step), upload.blocks);
+            }
+            ValueStep::Release { version } => {
+                let Some(part) = self.parts.get_mut(&id) else { return };
+                part.bases.remove(&version);
             }
             ValueStep::Keep { exchange, round, worker } => {
                 let Some(part) = self.parts.get_mut(&id) else { return };
@@ -103,13 +115,13 @@ impl Values {
                     say(Event::Squares { part: id, round, sum });
                 }
             }
-            ValueStep::Apply { round, factor, dtype, rule } => {
+            ValueStep::Apply { round, factor, global_step, dtype, rule } => {
                 let Some(part) = self.parts.get_mut(&id) else { return };
                 let Some((_, mut merged)) = part.merged.take_if(|(of, _)| *of == round) else { return };
                 if factor != 1.0 {
                     merged.iter_mut().for_each(|block| self.resources.kernels.scale(dtype, factor, block));
                 }
-                part.change(&self.resources, dtype, Some(rule), (Change::Step, Some(round - 1)), merged);
+                part.change(&self.resources, dtype, Some(rule), (Change::Step, Some(global_step)), merged);
             }
             ValueStep::Forget { exchange } => {
                 let Some(part) = self.parts.get_mut(&id) else { return };
@@ -216,6 +228,20 @@ impl Part {
             optimizer.handle_changed();
         }
         self.value = Value::Present { blocks: body.into_iter().map(Lease::freeze).collect(), checksum: None };
+    }
+
+    /// Compensates a gradient that was computed from an earlier value.
+    fn compensate(
+        &self,
+        resources: &SumResources,
+        dtype: DType,
+        (kappa, basis): (f64, Version),
+        gradient: &mut [Lease],
+    ) {
+        let (Value::Present { blocks, .. }, Some(base)) = (&self.value, self.bases.get(&basis)) else { return };
+        for ((gradient, value), base) in gradient.iter_mut().zip(blocks).zip(base) {
+            resources.kernels.compensate(dtype, kappa, gradient, value, base);
+        }
     }
 
     /// An average of its values, in blocks of its own; `None` before the first step, when it is the value.

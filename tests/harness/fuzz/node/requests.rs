@@ -149,7 +149,8 @@ impl World {
         };
         let part_bytes = part_bytes as u64;
         // Mostly that of the tensor, so that they agree.
-        let text = ["sgd:lr=0.5,clip_norm=0.5", "adamw:warm_up=3", "rmsprop:centered=1,momentum=0.5"][(key.0 % 3) as usize];
+        let text =
+            ["sgd:lr=0.5,clip_norm=0.5", "adamw:warm_up=3", "rmsprop:centered=1,momentum=0.5"][(key.0 % 3) as usize];
         let text = format!("{text},ema=0.9,window=0.5,window_min=1");
         let needs_rule = access.steps() || access.average().is_some();
         let rule = (needs_rule || input.byte() & 15 != 0).then(|| text.parse().expect("a rule"));
