@@ -15,6 +15,9 @@ Fate = Literal["accepted", "kept", "scaled", "discarded_stale", "dropped_late"]
 because it was too stale; or because its round was closed without this worker."""
 
 
+_SAMPLES_MAX = 2**63 - 1
+
+
 @dataclass(frozen=True)
 class Tick:
     """Where this worker stands after a tick."""
@@ -63,13 +66,15 @@ class Clock:
         """The global step, as the last tick has told it."""
         return self._step
 
-    def tick(self, *, wait: bool = True, timeout: float | None = None) -> Tick:
+    def tick(self, *, samples: int = 1, wait: bool = True, timeout: float | None = None) -> Tick:
         """Finish a round, and wait until this worker may begin the next one.
 
         Call it when all changes of the round have ended; calls without a handle have. A call that has failed because others
         did not come in time may be repeated: it finishes the same round.
 
         Args:
+            samples: from which this worker's changes of the round were computed. Schedules `by="samples"` follow the sum over
+                the workers that close each round; they need a mode with rounds.
             wait: with False, go on although others are too far behind, and look at `ahead`. A mode with rounds always waits.
             timeout: seconds; None takes the job's step timeout, which is also the upper bound.
         Raises:
@@ -81,8 +86,10 @@ class Clock:
         check_timeout(timeout)
         if not isinstance(wait, bool):
             raise InvalidArgumentError(f"wait={wait!r}; give True or False")
+        if isinstance(samples, bool) or not isinstance(samples, int) or not 0 <= samples <= _SAMPLES_MAX:
+            raise InvalidArgumentError(f"samples={samples!r}; give an integer of at least 0")
         with self._ticking:
-            return self._told(self._round + 1, (wait, False, timeout))
+            return self._told((self._round + 1, samples), (wait, False, timeout))
 
     def leave(self, *, timeout: float | None = None) -> None:
         """Tell that this worker ticks the clock no more: its data is over, and the others wait for it no more.
@@ -95,9 +102,9 @@ class Clock:
         """
         check_timeout(timeout)
         with self._ticking:
-            self._told(self._round, (False, True, timeout))
+            self._told((self._round, 0), (False, True, timeout))
 
-    def _told(self, round_: int, how: tuple[bool, bool, float | None]) -> Tick:
+    def _told(self, round_: tuple[int, int], how: tuple[bool, bool, float | None]) -> Tick:
         told = self.joined().tick((self.name, str(self.mode)), round_, how)
         tick = Tick(told[0], told[1], told[2], cast("Fate", told[3]))
         self._round, self._step = tick.round, tick.step

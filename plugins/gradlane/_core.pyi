@@ -243,9 +243,9 @@ class Session:
         stands. The other arguments are as for `submit`.
         """
     def tick(
-        self, clock: tuple[str, str], round: int, how: tuple[bool, bool, float | None]
+        self, clock: tuple[str, str], round: tuple[int, int], how: tuple[bool, bool, float | None]
     ) -> tuple[int, int, int, str]:
-        """Finishes a round of a clock, given with its mode. `how`: whether it waits until this worker may begin its next one,
+        """Finishes a round, given with its samples, of a clock, given with its mode. `how`: whether it waits until this worker may begin its next one,
         whether this worker leaves the clock instead, and the timeout.
 
         Returns the round, the global step, how many rounds the slowest worker is behind, and the fate of the round.

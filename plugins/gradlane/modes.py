@@ -19,11 +19,16 @@
 was computed, which is the one that its worker has read last, and the present one. With a larger lag than `max_staleness` a change
 is discarded, or with `beyond="scale"` multiplied by 1 / (1 + lag). A change that assigns a value has no lag.
 
+With `compensate=kappa` they correct an old gradient first, by what has changed since (delay compensation, arXiv:1609.08326): g becomes
+g + kappa·g·g·(w - b), where b is the value that its worker has read last, and w the present one. Servers keep that value for each
+worker, in their memory. A gradient of another version is refused: where a pull has failed, pull again before the next gradient.
+
 A mode is a value. Give all workers the same one; whoever gives another hears of both in a `MismatchError`.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -51,12 +56,15 @@ class Async(Mode):
     """The largest lag with which a change is done as it is; None for any."""
     beyond: Literal["discard", "scale"] = "discard"
     """What happens to a change of a larger lag."""
+    compensate: float | None = None
+    """The kappa by which old gradients are compensated, above 0; None if they are taken as they are."""
 
     def __post_init__(self) -> None:
         _check_staleness(self.max_staleness, self.beyond)
+        _check_kappa(self.compensate)
 
     def __str__(self) -> str:
-        return _text("async", _staleness(self.max_staleness, self.beyond))
+        return _text("async", [*_staleness(self.max_staleness, self.beyond), *_compensation(self.compensate)])
 
 
 @dataclass(frozen=True)
@@ -69,13 +77,17 @@ class SSP(Mode):
     """As for `Async`."""
     beyond: Literal["discard", "scale"] = "discard"
     """As for `Async`."""
+    compensate: float | None = None
+    """As for `Async`."""
 
     def __post_init__(self) -> None:
         _check_count("bound", self.bound, 0)
         _check_staleness(self.max_staleness, self.beyond)
+        _check_kappa(self.compensate)
 
     def __str__(self) -> str:
-        return _text("ssp", [f"bound={self.bound}", *_staleness(self.max_staleness, self.beyond)])
+        settings = [*_staleness(self.max_staleness, self.beyond), *_compensation(self.compensate)]
+        return _text("ssp", [f"bound={self.bound}", *settings])
 
 
 @dataclass(frozen=True)
@@ -134,6 +146,13 @@ def _check_staleness(value: object, beyond: object) -> None:
         raise InvalidArgumentError(f"beyond={beyond!r} without max_staleness; give the largest lag with which a change is done as it is")
 
 
+def _check_kappa(value: object) -> None:
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise InvalidArgumentError(f"compensate={value!r}; give a number above 0")
+
+
 def _check_word(name: str, value: object, words: tuple[str, ...]) -> None:
     if value not in words:
         raise InvalidArgumentError(f"{name}={value!r}; give one of {', '.join(words)}")
@@ -143,6 +162,10 @@ def _staleness(most: int | None, beyond: str) -> list[str]:
     if most is None:
         return []
     return [f"max_staleness={most}", *([] if beyond == "discard" else [f"beyond={beyond}"])]
+
+
+def _compensation(kappa: float | None) -> list[str]:
+    return [] if kappa is None else [f"compensate={kappa!r}"]
 
 
 def _merge(merge: str) -> list[str]:

@@ -33,6 +33,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 from gradlane.errors import InvalidArgumentError
 
@@ -62,6 +63,9 @@ class Schedule:
 
     warm_up: int = dataclasses.field(default=0, kw_only=True)
     """The rate rises to `lr` within so many steps first: lr·(k+1)/warm_up, with k steps before. Then the schedule begins."""
+    by: Literal["steps", "samples"] = dataclasses.field(default="steps", kw_only=True)
+    """What all these steps are. With "samples" k is the number of samples of the rounds before, which `Clock.tick(samples=...)`
+    says; this needs a mode with rounds."""
 
 
 @dataclass(frozen=True)
@@ -170,6 +174,9 @@ def _schedule(schedule: object) -> Iterator[str]:
         raise InvalidArgumentError(f"schedule={schedule!r}; give one of gradlane.rules, such as rules.Cosine(1000)")
     yield f"schedule={_SCHEDULES[type(schedule)]}"
     for field in dataclasses.fields(schedule):  # type: ignore[arg-type]
+        if field.name == "by":
+            yield f"by={getattr(schedule, field.name)}"
+            continue
         yield f"{field.name}={_number(field.name, getattr(schedule, field.name))!r}"
 
 

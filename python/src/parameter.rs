@@ -31,13 +31,13 @@ pub(crate) fn tick(
     py: Python<'_>,
     session: &Arc<Session>,
     (clock, mode): (String, String),
-    round: u64,
+    (round, samples): (u64, u64),
     (waits, leaves, timeout): (bool, bool, Option<f64>),
 ) -> PyResult<Told> {
     let session = Arc::clone(session);
     let mode = mode_by(Some(&mode), Some(&clock)).map_err(|error| errors::raise(py, &error))?;
     // How long it waits is the timeout.
-    let tick = Tick { clock, mode, round, leaves, wait: waits.then_some(Duration::ZERO) };
+    let tick = Tick { clock, mode, round, samples, leaves, wait: waits.then_some(Duration::ZERO) };
     let ticked = in_background(py, move || session.tick(tick, timeout.map(duration)))?;
     let Ticked { round, step, ahead, fate } = ticked.map_err(|error| errors::raise(py, &error))?;
     Ok((round, step, ahead, fate.name()))

@@ -240,12 +240,12 @@ impl Session {
         })
     }
 
-    /// Finishes a round of the clock of this name and mode, and waits until this worker may begin its next one.
+    /// Finishes a round, with its samples, of the clock of this name and mode, and waits until this worker may begin its next one.
     fn tick(
         &self,
         py: Python<'_>,
         clock: (String, String),
-        round: u64,
+        round: (u64, u64),
         how: (bool, bool, Option<f64>),
     ) -> PyResult<Told> {
         parameter::tick(py, &self.0.get(py)?.inner, clock, round, how)

@@ -244,7 +244,7 @@ impl Play {
     fn tick(&mut self, rank: usize, round: u64) {
         self.requests += 1;
         let wait = Some(Duration::from_secs(60));
-        let tick = Tick { clock: "c".to_owned(), mode: self.mode, round, leaves: false, wait };
+        let tick = Tick { clock: "c".to_owned(), mode: self.mode, round, samples: 1, leaves: false, wait };
         let turn = self.clocks.tick(Time::ZERO, WorkerId(rank as u32), self.requests, tick);
         self.obey(turn);
     }
@@ -252,7 +252,7 @@ impl Play {
     fn obey(&mut self, turn: Turn) {
         for closing in turn.closed {
             match &closing.half {
-                Half::Workers { workers, clips } => {
+                Half::Workers { workers, clips, .. } => {
                     assert_eq!((workers.len(), *clips), (self.k as usize, self.rule == CLIPPED), "seed {}", self.seed);
                     self.closed.push(workers.clone());
                 }

@@ -57,6 +57,47 @@ def test_a_stale_change_is_discarded_or_scaled_and_its_worker_hears_so():
         assert (fresh.fate, fresh.lag) == ("accepted", 0)
 
 
+@pytest.mark.parametrize("beyond", ["discard", "scale"])
+def test_old_gradients_are_compensated_by_the_formula(beyond):
+    """Each worker is as stale as it makes itself."""
+    rank, kappa = gradlane.rank(), 0.25
+    mode = modes.Async(max_staleness=2, beyond=beyond, compensate=kappa)
+    name, value = f"compensated {mode} of {rank}", np.linspace(-2, 2, 9)
+    parameters.init(name, value, rule=rules.SGD(lr=0.5), mode=mode)
+    read, weight = value.copy(), value.copy()
+    gradients = np.random.default_rng(7).normal(size=(5, 9))
+    for lag, gradient in enumerate(gradients):
+        version = parameters.push(name, gradient, update="step")
+        fate = "accepted" if lag <= 2 else {"discard": "discarded_stale", "scale": "scaled"}[beyond]
+        assert (version.fate, version.lag) == (fate, lag)
+        if fate == "discarded_stale":
+            break
+        corrected = gradient + kappa * gradient * gradient * (weight - read)
+        weight -= 0.5 * corrected * (1 if lag <= 2 else 1 / (1 + lag))
+    out, _ = pulled(name, value)
+    np.testing.assert_allclose(out, weight, rtol=1e-12)
+    fresh = parameters.push(name, gradients[0], update="step")
+    assert fresh.lag == 0
+    out, _ = pulled(name, value)
+    np.testing.assert_allclose(out, weight - 0.5 * gradients[0], rtol=1e-12, err_msg="it has read the value")
+
+
+@pytest.mark.workers(3, servers=2)
+@pytest.mark.over("shm", "quic")
+def test_gradients_of_others_are_compensated_for_each_worker_by_what_it_has_read():
+    rank, mode = gradlane.rank(), modes.Async(compensate=1.0)
+    parameters.init("bases", np.full(LARGE, 8.0, np.float32), rule=rules.SGD(lr=1.0), mode=mode)
+    got, _ = pulled("bases", np.zeros(LARGE, np.float32))
+    gradlane.barrier("bases: all have read")
+    expected = 8.0
+    for turn in range(3):
+        expected -= 2.0 + 4.0 * (expected - 8.0)
+        if turn == rank:
+            assert parameters.push_pull("bases", np.full(LARGE, 2.0, np.float32), out=got, update="step") == 2 + turn
+            assert got.min() == got.max() == expected
+        gradlane.barrier(f"bases: turn {turn}")
+
+
 @pytest.mark.workers(3, servers=2)
 @pytest.mark.over("shm", "quic")
 def test_changes_of_others_make_a_change_stale():
@@ -271,6 +312,31 @@ def test_two_modes_under_one_name_are_a_mismatch_that_names_both():
         with pytest.raises(MismatchError, match="async:max_staleness=0.*async:max_staleness="):
             parameters.init("two modes", np.zeros(2), mode=mode)
     gradlane.barrier("two modes: parameters")
+
+
+def test_a_schedule_by_samples_follows_those_of_the_rounds_that_were_closed():
+    """Worker n brings 10 + n samples in each round."""
+    rank, size = gradlane.rank(), gradlane.size()
+    clock = parameters.Clock("samples", modes.Sync())
+    schedule = rules.Polynomial(200, warm_up=50, by="samples")
+    parameters.init("samples", np.zeros(3), rule=rules.SGD(lr=1.0, schedule=schedule), mode=clock)
+    of_round, expected, seen = sum(10 + other for other in range(size)), 0.0, 0
+    value = np.zeros(3)
+    for _ in range(ROUNDS):
+        parameters.push("samples", np.ones(3), update="step")
+        clock.tick(samples=10 + rank)
+        rate = (seen + 1) / 50 if seen < 50 else 1 - min(1, (seen - 50) / 200)
+        expected -= rate
+        seen += of_round
+        parameters.pull("samples", value)
+        assert value.tolist() == pytest.approx([expected] * 3, rel=1e-12)
+    with pytest.raises(InvalidArgumentError, match="samples=-1"):
+        clock.tick(samples=-1)
+    rule = rules.SGD(schedule=rules.Constant(warm_up=5, by="samples"))
+    with pytest.raises(InvalidArgumentError, match="has no rounds: by=samples"):
+        parameters.init("samples without rounds", value, rule=rule)
+    with pytest.raises(InvalidArgumentError, match="no by epochs; use one of steps, samples"):
+        parameters.init("samples by epochs", value, rule=rules.SGD(schedule=rules.Constant(by="epochs")), mode=clock)
 
 
 @pytest.mark.parametrize("mode", [modes.Sync(), modes.SSP(0)])

@@ -18,6 +18,7 @@ mod adagrad;
 mod adam;
 mod adamax;
 mod averages;
+mod compensation;
 mod lion;
 mod matrix;
 mod muon;

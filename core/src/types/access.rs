@@ -146,11 +146,9 @@ fn check_use(tensor: &TensorSpec, access: Access, rule: Option<Rule>, mode: Mode
             format!("rule {rule} of a parameter of shape {shape:?}", shape = tensor.shape),
             "it changes matrices, up to 2048 x 2048 or 1024 x 8192; give other parameters another rule",
         ),
-        Some(rule) if rule.clip_norm().is_some() && mode.rounds().is_none() => refuse(
-            format!(
-                "rule {rule} in mode {mode}, which has no rounds: clip_norm bounds the norm of the gradients of a round"
-            ),
-            "give the parameter a mode with rounds, sync or k_of_n, and a clock; or clip gradients before they are pushed",
+        Some(rule) if rule.needs_rounds().is_some() && mode.rounds().is_none() => refuse(
+            format!("rule {rule} in mode {mode}, which has no rounds: {}", rule.needs_rounds().unwrap_or_default()),
+            "give the parameter a mode with rounds, sync or k_of_n, and a clock",
         ),
         _ if matches!(mode.staleness, Staleness::Scale { .. }) && !tensor.dtype.is_float() => refuse(
             format!("mode {mode} of a parameter of {}", tensor.dtype),
@@ -331,7 +329,10 @@ mod tests {
         let parameter = TensorSpec::parameter("w", DType::F32, vec![2]).with_rule(Rule::of(Optimizer::Sgd));
         let of = |mode: &str| parameter.clone().with_mode(mode.parse::<Mode>().unwrap().with_clock(ClockKey(7)));
         let clipped = |mode| of(mode).with_rule("sgd:clip_norm=1".parse().unwrap());
-        assert_eq!(using(Access::Pull).check(&clipped("k_of_n:k=1")), Ok(()));
+        let sampled = |mode| of(mode).with_rule("sgd:warm_up=9,by=samples".parse().unwrap());
+        for rounds in [clipped("k_of_n:k=1"), sampled("sync")] {
+            assert_eq!(using(Access::Pull).check(&rounds), Ok(()));
+        }
         let step = Access::Push(Update::Step);
         let first = Demand::Access { access: step, clock_at: 1 };
         assert_eq!([of("ssp:bound=1"), of("sync")].map(|tensor| first.check(&tensor)), [Ok(()), Ok(())]);
@@ -344,7 +345,8 @@ mod tests {
             (using(Access::PushPull(Update::Step)).check(&of("k_of_n:k=1")), "push_pull of a gradient"),
             (using(step).check(&parameter.clone().with_mode("sync".parse().unwrap())), "without a clock"),
             (using(Access::Push(Update::Add)).check(&scaled), "of a parameter of int32"),
-            (using(Access::Pull).check(&clipped("ssp:bound=1")), "in mode ssp:bound=1, which has no rounds"),
+            (using(Access::Pull).check(&clipped("ssp:bound=1")), "in mode ssp:bound=1, which has no rounds: clip_norm"),
+            (using(Access::Pull).check(&sampled("async")), "in mode async, which has no rounds: by=samples"),
         ] {
             let error = refused.unwrap_err().to_string();
             assert!(error.contains(why), "{error}");

@@ -96,6 +96,8 @@ pub struct ClockStep {
     pub clock: ClockKey,
     /// Its global step.
     pub step: u64,
+    /// The samples of its rounds, if they are told.
+    pub samples: u64,
 }
 
 /// An order of the coordinator to a server. It may be repeated after a reconnection.
@@ -130,7 +132,7 @@ pub enum Task {
     },
     /// What was read takes the place of the present values.
     Apply {
-        /// Of each clock, what is added to its rounds from now on to make the global step, modulo 2^64.
+        /// Of each clock, as its step, what is added to its rounds from now on to make the global step, modulo 2^64.
         bases: Vec<ClockStep>,
     },
     /// Forget what was read.

@@ -16,6 +16,8 @@ pub struct Tick {
     pub mode: Mode,
     /// The round, from 1. Said again with the same number, it is the same tick.
     pub round: u64,
+    /// The samples from which its changes of the round were computed. In a mode with rounds, schedules may follow them.
+    pub samples: u64,
     /// Whether this worker ticks the clock no more, and nobody waits for it. Then the round does not count.
     pub leaves: bool,
     /// How long this worker waits if it has to; `None` to go on before the others are there, which only a mode without rounds allows.
@@ -58,6 +60,8 @@ pub enum Half {
         /// Whether they are clipped by their norm. Then each server says its [`Squares`] and applies the round after the second half. It
         /// applies other rounds at once.
         clips: bool,
+        /// The samples of the rounds before, of the workers whose gradients counted.
+        samples: u64,
     },
     /// The second half of a round that is clipped: servers apply it.
     Norm(f64),

@@ -54,7 +54,7 @@ pub use join::JoinString;
 pub use kind::{Declared, Difference, Extent, TensorKind};
 pub use layout::{PartLayout, Piece, TensorSpec};
 pub use machines::Machines;
-pub use mode::{ClockKey, Effect, Fate, Merge, Mode, Pace, Quorum, Staleness};
+pub use mode::{ClockKey, Compensation, Effect, Fate, Merge, Mode, Pace, Quorum, Staleness};
 pub use momentum::Momentum;
 pub use op::{Op, total_weight};
 pub use operation::{Claim, Declined, Goal, Slot, Unmet, meeting_again};

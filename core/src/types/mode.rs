@@ -16,6 +16,8 @@ pub struct Mode {
     pub pace: Pace,
     /// What becomes of changes that were computed from an old version.
     pub staleness: Staleness,
+    /// How gradients that were computed from an old version are corrected.
+    pub compensation: Compensation,
     /// The clock whose ticks it follows. Absent only of [`Pace::Async`].
     pub clock: Option<ClockKey>,
 }
@@ -75,6 +77,14 @@ pub enum Staleness {
     },
 }
 
+/// Delay compensation (arXiv:1609.08326): a gradient g that was computed from the value b, and comes to the value w, becomes
+/// g + kappa·g⊙g⊙(w - b). It comes before a staleness multiplies the gradient. Only gradients for the rule are compensated.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Compensation {
+    /// The bits of kappa; 0 for none.
+    bits: u64,
+}
+
 /// The key of a clock: which parameters follow which clock. Made of the clock's name.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct ClockKey(pub u64);
@@ -108,7 +118,8 @@ pub struct Effect {
 
 impl Mode {
     /// Every change is done when it comes, and there is no clock.
-    pub const ASYNC: Self = Self { pace: Pace::Async, staleness: Staleness::Any, clock: None };
+    pub const ASYNC: Self =
+        Self { pace: Pace::Async, staleness: Staleness::Any, compensation: Compensation::NONE, clock: None };
 
     /// The same mode by this clock.
     #[must_use]
@@ -141,6 +152,9 @@ impl Mode {
                 format!("mode {self}: max_staleness"),
                 "gradients of a round are of one version; use async or ssp",
             ),
+            (Pace::Rounds { .. }, _) if self.compensation != Compensation::NONE => {
+                refuse(format!("mode {self}: compensate"), "gradients of a round are of one version; use async or ssp")
+            }
             (Pace::Async | Pace::Ssp { .. } | Pace::Rounds { .. }, _) => Ok(self),
         }
     }
@@ -154,6 +168,27 @@ impl Staleness {
             Self::Scale { max } if lag > max => (Fate::Scaled, 1.0 / (1.0 + f64::from(lag))),
             Self::Any | Self::Discard { .. } | Self::Scale { .. } => (Fate::Accepted, 1.0),
         }
+    }
+}
+
+impl Compensation {
+    /// Gradients are taken as they are.
+    pub const NONE: Self = Self { bits: 0 };
+
+    /// By these bits of kappa, as they travel; 0 for none. `None` if it is not finite and above 0.
+    pub fn from_bits(bits: u64) -> Option<Self> {
+        let kappa = f64::from_bits(bits);
+        (bits == 0 || kappa > 0.0 && kappa.is_finite()).then_some(Self { bits })
+    }
+
+    /// The bits of kappa, as they travel.
+    pub const fn bits(self) -> u64 {
+        self.bits
+    }
+
+    /// How much of the correction is added, if any is.
+    pub fn kappa(self) -> Option<f64> {
+        (self != Self::NONE).then_some(f64::from_bits(self.bits))
     }
 }
 
@@ -234,6 +269,7 @@ impl fmt::Display for Mode {
             Staleness::Discard { max } => settings.push(format!("max_staleness={max}")),
             Staleness::Scale { max } => settings.push(format!("max_staleness={max},beyond=scale")),
         }
+        settings.extend(self.compensation.kappa().map(|kappa| format!("compensate={kappa}")));
         f.write_str(name)?;
         match settings.is_empty() {
             true => Ok(()),
@@ -252,8 +288,8 @@ impl FromStr for Mode {
     fn from_str(text: &str) -> Result<Self> {
         let (name, settings) = text.split_once(':').unwrap_or((text, ""));
         let known: &[&str] = match name.trim() {
-            "async" => &["max_staleness", "beyond"],
-            "ssp" => &["bound", "max_staleness", "beyond"],
+            "async" => &["max_staleness", "beyond", "compensate"],
+            "ssp" => &["bound", "max_staleness", "beyond", "compensate"],
             "sync" => &["merge"],
             "k_of_n" => &["k", "merge"],
             name => {
@@ -264,6 +300,7 @@ impl FromStr for Mode {
             }
         };
         let (mut number, mut max, mut beyond, mut merge) = (None, None, None, None);
+        let mut compensation = Compensation::NONE;
         for word in settings.split(',').filter(|word| !word.is_empty()) {
             let unknown = || Error::InvalidArgument {
                 what: format!("mode {text:?}: {word:?} sets nothing"),
@@ -277,6 +314,11 @@ impl FromStr for Mode {
             match (setting, value) {
                 ("bound" | "k", value) => number = Some(value.parse().map_err(|_| unknown())?),
                 ("max_staleness", value) => max = Some(value.parse().map_err(|_| unknown())?),
+                ("compensate", kappa) => {
+                    let kappa = kappa.parse().ok().filter(|kappa| *kappa > 0.0);
+                    compensation =
+                        kappa.and_then(|kappa: f64| Compensation::from_bits(kappa.to_bits())).ok_or_else(unknown)?;
+                }
                 ("beyond", "discard") => beyond = Some(false),
                 ("beyond", "scale") => beyond = Some(true),
                 ("merge", "mean") => merge = Some(Merge::Mean),
@@ -308,7 +350,7 @@ impl FromStr for Mode {
                 });
             }
         };
-        Ok(Self { pace, staleness, clock: None })
+        Ok(Self { pace, staleness, compensation, clock: None })
     }
 }
 
@@ -322,6 +364,8 @@ mod tests {
             "async",
             "async:max_staleness=8",
             "async:max_staleness=0,beyond=scale",
+            "async:compensate=0.04",
+            "ssp:bound=4,max_staleness=8,compensate=2",
             "ssp:bound=4",
             "ssp:bound=0,max_staleness=2",
             "sync",
@@ -347,6 +391,10 @@ mod tests {
             ("ssp:k=3", "sets nothing"),
             ("sync:merge=max", "sets nothing"),
             ("async:beyond=scale", "beyond without max_staleness"),
+            ("async:compensate=0", "sets nothing"),
+            ("async:compensate=inf", "sets nothing"),
+            ("async:compensate=-1", "sets nothing"),
+            ("sync:compensate=1", "sets nothing"),
         ] {
             let error = text.parse::<Mode>().unwrap_err().to_string();
             assert!(error.contains(named), "{text}: {error}");
@@ -355,6 +403,9 @@ mod tests {
         assert!(refused("sync").contains("without a clock"));
         let stale = Mode { staleness: Staleness::Discard { max: 1 }, ..clocked("sync") };
         assert!(stale.check().unwrap_err().to_string().contains("max_staleness"));
+        let compensation = "async:compensate=1".parse::<Mode>().unwrap().compensation;
+        let compensated = Mode { compensation, ..clocked("sync") };
+        assert!(compensated.check().unwrap_err().to_string().contains("compensate"));
         assert!(clocked("k_of_n:k=0").check().unwrap_err().to_string().contains("no worker"));
     }
 

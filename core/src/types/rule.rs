@@ -111,6 +111,17 @@ impl Rule {
         Schedule::ALL[self.setting("schedule") as usize]
     }
 
+    /// Whether the schedule follows samples and not steps.
+    pub fn is_by_samples(&self) -> bool {
+        self.setting("by") == 1.0
+    }
+
+    /// What it follows that only modes with rounds have, in words.
+    pub fn needs_rounds(&self) -> Option<&'static str> {
+        let clips = self.clip_norm().map(|_| "clip_norm bounds the norm of the gradients of a round");
+        clips.or_else(|| self.is_by_samples().then_some("by=samples follows the samples of rounds"))
+    }
+
     /// Whether it keeps this average of the values that it makes.
     pub fn keeps(&self, average: Average) -> bool {
         self.setting(average.name()) > 0.0
@@ -341,6 +352,7 @@ mod tests {
             "muon:nesterov=0,adjust=match_rms_adamw",
             "sgd:ema=0.999,ema_ramp=1,window=0.5,window_min=10,window_max=100",
             "adam:clip_value=0.5,clip_norm=1",
+            "sgd:schedule=step,every=1000,by=samples",
         ] {
             assert_eq!(text.parse::<Rule>().unwrap().to_string(), text);
         }
@@ -379,6 +391,7 @@ mod tests {
             ("sgd:warm_up=inf", "warm_up is inf"),
             ("sgd:ema=1", "ema is 1"),
             ("sgd:clip_norm=-1", "clip_norm is -1"),
+            ("sgd:by=epochs", "there is no by epochs; use one of steps, samples"),
             ("sgd:ema_ramp=1", "ema_ramp without ema"),
             ("sgd:window=1.5", "window is 1.5"),
             ("sgd:window_max=5", "window_max without window"),
@@ -387,14 +400,14 @@ mod tests {
             let error = text.parse::<Rule>().unwrap_err().to_string();
             assert!(error.contains(named), "{text}: {error}");
         }
-        for (code, settings) in [(0, 6), (10, 6), (1, 5), (1, 7), (1, 18), (1, 20)] {
+        for (code, settings) in [(0, 6), (10, 6), (1, 5), (1, 7), (1, 19), (1, 21)] {
             assert!(Rule::from_wire(code, &vec![0.0; settings]).is_err(), "{code} {settings}");
         }
         assert!(Rule::from_wire(1, &[f64::NAN, 0.0, 0.0, 0.0, 0.0, 0.0]).is_err());
         assert!(Rule::from_wire(1, &[0.1, -0.0, 0.0, 0.0, 0.0, 0.0]).is_err());
         let with = |schedule, warm_up| {
             let own = [0.1, 0.0, 0.0, 0.0, 0.0, 0.0];
-            [&own[..], &[schedule, warm_up, 0.0, 0.1, 0.0, 0.0, 1.0], &[0.0, 0.0, 0.0, 1e4, 1e4, 0.0]].concat()
+            [&own[..], &[schedule, warm_up, 0.0, 0.1, 0.0, 0.0, 1.0], &[0.0, 0.0, 0.0, 1e4, 1e4, 0.0, 0.0]].concat()
         };
         assert_eq!(Rule::from_wire(1, &with(0.0, 5.0)), "sgd:lr=0.1,warm_up=5".parse());
         for (schedule, warm_up, why) in

@@ -72,13 +72,21 @@ pub fn frames() -> Vec<Frame> {
                 clock: "c".to_owned(),
                 mode: mode_of("ssp:bound=4", "c"),
                 round: 7,
+                samples: 32,
                 leaves: false,
                 wait: Some(Duration::from_secs(1)),
             },
         },
         Frame::Tick {
             request: 14,
-            tick: Tick { clock: "c".to_owned(), mode: mode_of("async", "c"), round: 1, leaves: true, wait: None },
+            tick: Tick {
+                clock: "c".to_owned(),
+                mode: mode_of("async", "c"),
+                round: 1,
+                samples: 0,
+                leaves: true,
+                wait: None,
+            },
         },
         Frame::Steps(StepReport { begun: 13, change: 2, stands: true, rests: false, leaves: true }),
         Frame::Holdings(Holdings {
@@ -128,7 +136,7 @@ pub fn frames() -> Vec<Frame> {
         Frame::Close(Closing {
             clock: ClockKey(9),
             round: 7,
-            half: Half::Workers { workers: [WorkerId(0), WorkerId(2)].into_iter().collect(), clips: true },
+            half: Half::Workers { workers: [WorkerId(0), WorkerId(2)].into_iter().collect(), clips: true, samples: 96 },
         }),
         Frame::Restore { epoch: Epoch { term: 1, number: 2 }, sums: vec![sum_id(1)], lost: vec![sum_id(2)] },
         Frame::StallNotice { tensor: "w".to_owned(), stall: stall(), detail: "d".to_owned() },
@@ -180,7 +188,7 @@ pub fn frames() -> Vec<Frame> {
                 table: Some(TableFile { name: "t".to_owned(), bytes: 6, checksum: 7 }),
                 files: 3,
                 bytes: 8,
-                rounds: vec![ClockStep { clock: ClockKey(9), step: 7 }],
+                rounds: vec![ClockStep { clock: ClockKey(9), step: 7, samples: 2 }],
             }),
         },
         Frame::Obeyed { order: 5, outcome: Err(Error::Cancelled) },
@@ -192,7 +200,7 @@ pub fn frames() -> Vec<Frame> {
                 tensors: 2,
                 bytes: 8,
                 files: 4,
-                steps: vec![ClockStep { clock: ClockKey(9), step: 7 }],
+                steps: vec![ClockStep { clock: ClockKey(9), step: 7, samples: 2 }],
                 notes: "{}".to_owned(),
             }),
         },
@@ -201,7 +209,10 @@ pub fn frames() -> Vec<Frame> {
             number: 6,
             task: Task::Read { directory: "d".to_owned(), with_state: true, plan: plan() },
         }),
-        Frame::Order(Order { number: 6, task: Task::Apply { bases: vec![ClockStep { clock: ClockKey(9), step: 3 }] } }),
+        Frame::Order(Order {
+            number: 6,
+            task: Task::Apply { bases: vec![ClockStep { clock: ClockKey(9), step: 3, samples: 2 }] },
+        }),
         Frame::Order(Order { number: 6, task: Task::Cancel }),
     ]
 }

@@ -85,7 +85,7 @@ impl OwnCheckpoints {
                     job: self.job.clone(),
                     life: files.lives[0].clone(),
                     checkpoint,
-                    clocks: steps.iter().map(|at| SavedClock { clock: at.clock.0, step: at.step }).collect(),
+                    clocks: steps.iter().map(SavedClock::of).collect(),
                     tensors: tensors.iter().map(SavedTensor::of).collect(),
                     tables: written.table.clone().map(table).into_iter().collect(),
                     notes: notes.clone(),

@@ -30,8 +30,8 @@ pub(crate) struct Parameters {
 struct Kept {
     parameters: BTreeMap<String, Parameter>,
     clocks: BTreeMap<String, OwnClock>,
-    /// From which steps clocks begin, since a checkpoint was loaded.
-    bases: BTreeMap<ClockKey, u64>,
+    /// Where clocks begin, since a checkpoint was loaded.
+    begins: BTreeMap<ClockKey, ClockStep>,
 }
 
 /// A clock that one worker ticks.
@@ -42,6 +42,8 @@ struct OwnClock {
     finished: u64,
     /// What is added to them to make the global step, modulo 2^64.
     base: u64,
+    /// The samples of these.
+    samples: u64,
     /// Whether it is ticked no more.
     has_left: bool,
 }
@@ -64,6 +66,8 @@ struct Parameter {
     version: Version,
     /// The version that was read last, from which changes are computed.
     read: Version,
+    /// The value of that version, if the mode compensates gradients that were computed from it.
+    base: Vec<u8>,
     /// The gradient of the round that is open, with its round.
     of_round: Option<(u64, Vec<u8>)>,
     /// What its rule keeps, once the rule was applied.
@@ -128,7 +132,7 @@ impl Parameters {
             Access::Init if parameter.is_set() => {}
             Access::Init => {
                 parameter.change(self.kernels, Update::Assign, None, bytes_of(&value));
-                parameter.read = parameter.version;
+                parameter.note_read();
             }
             Access::Push(_) | Access::Pull | Access::PushPull(_) | Access::PullAverage(_) if !parameter.is_set() => {
                 return Err(Error::FailedPrecondition {
@@ -150,7 +154,7 @@ impl Parameters {
         if access.receives() {
             parameter.write(access.average(), bytes_of_mut(&mut into.unwrap_or(value)));
             if access.average().is_none() {
-                parameter.read = parameter.version;
+                parameter.note_read();
             }
         }
         Ok(effect)
@@ -162,11 +166,18 @@ impl Parameters {
     /// As [`Engine::tick`](gradlane_core::engine::Engine::tick).
     pub(crate) fn tick(&self, tick: Tick) -> Result<Ticked> {
         limits::check_ask(&Ask::Tick(tick.clone()))?;
-        let Tick { clock: name, mode, round, leaves, .. } = tick;
+        let Tick { clock: name, mode, round, samples, leaves, .. } = tick;
         let mut kept = self.lock();
-        let Kept { parameters, clocks, bases } = &mut *kept;
-        let base = mode.clock.and_then(|clock| bases.get(&clock)).copied().unwrap_or_default();
-        let clock = clocks.entry(name.clone()).or_insert(OwnClock { mode, finished: 0, base, has_left: false });
+        let Kept { parameters, clocks, begins } = &mut *kept;
+        let at = mode.clock.and_then(|clock| begins.get(&clock));
+        let (base, samples_before) = at.map_or((0, 0), |at| (at.step, at.samples));
+        let clock = clocks.entry(name.clone()).or_insert(OwnClock {
+            mode,
+            finished: 0,
+            base,
+            samples: samples_before,
+            has_left: false,
+        });
         if leaves {
             clock.has_left = true;
         } else {
@@ -178,8 +189,9 @@ impl Parameters {
                 parameters.values_mut().filter(|parameter| parameter.tensor.kind.mode() == mode).collect();
             let squares = of_clock.iter().map(|parameter| parameter.squares(self.kernels, round));
             let norm = squares.fold(0.0, |all, squares| all + squares).sqrt();
-            let before = clock.base.wrapping_add(round - 1);
-            of_clock.iter_mut().for_each(|parameter| parameter.close(self.kernels, round, before, norm));
+            let before = (round, clock.base.wrapping_add(round - 1), clock.samples);
+            of_clock.iter_mut().for_each(|parameter| parameter.close(self.kernels, before, norm));
+            clock.samples = clock.samples.saturating_add(samples);
         }
         Ok(Ticked { round: clock.finished, step: clock.step(), ahead: 0, fate: Fate::Accepted })
     }
@@ -210,7 +222,8 @@ impl Parameters {
             };
             parts.insert(part_of(&parameter.tensor), frozen);
         }
-        let step = |clock: &OwnClock| Some(ClockStep { clock: clock.mode.clock?, step: clock.step() });
+        let step =
+            |clock: &OwnClock| Some(ClockStep { clock: clock.mode.clock?, step: clock.step(), samples: clock.samples });
         let steps = kept.clocks.values().filter_map(step).collect();
         Ok((kept.tensors(), parts, steps))
     }
@@ -240,11 +253,12 @@ impl Parameters {
                 parameter.version = if parameter.is_set() { Version(parameter.version.0 + 1) } else { frozen.version };
             }
         }
-        let Kept { clocks, bases, .. } = &mut *kept;
-        *bases = steps.iter().map(|at| (at.clock, at.step)).collect();
+        let Kept { clocks, begins, .. } = &mut *kept;
+        *begins = steps.iter().map(|at| (at.clock, *at)).collect();
         for clock in clocks.values_mut() {
-            let step = clock.mode.clock.and_then(|key| bases.get(&key)).copied().unwrap_or_default();
-            clock.base = step.wrapping_sub(clock.finished);
+            let at = clock.mode.clock.and_then(|key| begins.get(&key));
+            clock.base = at.map_or(0, |at| at.step.wrapping_sub(clock.finished));
+            clock.samples = at.map_or(clock.samples, |at| at.samples);
         }
         Ok(())
     }
@@ -271,7 +285,23 @@ impl Kept {
 impl Parameter {
     fn unset(tensor: &TensorSpec) -> Self {
         let (version, read) = (Version::default(), Version::default());
-        Self { tensor: tensor.clone(), value: Vec::new(), version, read, of_round: None, optimizer: None }
+        Self {
+            tensor: tensor.clone(),
+            value: Vec::new(),
+            version,
+            read,
+            base: Vec::new(),
+            of_round: None,
+            optimizer: None,
+        }
+    }
+
+    /// The worker computes from the present value from now on.
+    fn note_read(&mut self) {
+        self.read = self.version;
+        if self.tensor.kind.mode().compensation.kappa().is_some() {
+            self.base.clone_from(&self.value);
+        }
     }
 
     fn is_set(&self) -> bool {
@@ -286,13 +316,18 @@ impl Parameter {
             Update::Assign => (0, (Fate::Accepted, 1.0)),
             Update::Add | Update::Step => (lag, self.tensor.kind.mode().staleness.judge(lag)),
         };
+        let (mode, dtype) = (self.tensor.kind.mode(), self.tensor.dtype);
+        let kappa = mode.compensation.kappa().filter(|_| update == Update::Step && lag > 0);
         match fate {
-            Fate::Scaled => {
-                let mut scaled = change.to_vec();
-                kernels.scale(self.tensor.dtype, factor, &mut scaled);
-                self.change(kernels, update, global_step, &scaled);
+            Fate::Accepted if kappa.is_none() => self.change(kernels, update, global_step, change),
+            Fate::Accepted | Fate::Scaled => {
+                let mut changed = change.to_vec();
+                if let Some(kappa) = kappa {
+                    kernels.compensate(dtype, kappa, &mut changed, &self.value, &self.base);
+                }
+                kernels.scale(dtype, factor, &mut changed);
+                self.change(kernels, update, global_step, &changed);
             }
-            Fate::Accepted => self.change(kernels, update, global_step, change),
             Fate::Kept | Fate::DiscardedStale | Fate::DroppedLate => {}
         }
         Effect { version: self.version, fate, lag }
@@ -320,8 +355,8 @@ impl Parameter {
         gradient.map_or(0.0, |(_, gradient)| kernels.squares(self.tensor.dtype, gradient))
     }
 
-    /// A round is closed, before which the job had made so many steps, and in which the gradients that are clipped have this norm.
-    fn close(&mut self, kernels: Kernels, round: u64, global_step: u64, norm: f64) {
+    /// A round is closed, before which there were so many steps and samples, and in which the gradients that are clipped have this norm.
+    fn close(&mut self, kernels: Kernels, (round, steps, samples): (u64, u64, u64), norm: f64) {
         if let Some((_, mut gradient)) = self.of_round.take_if(|(of, _)| *of == round) {
             // Gradients that are not finite have no norm, and are clipped to nothing, as servers do it.
             let norm = if norm.is_nan() { f64::INFINITY } else { norm };
@@ -329,6 +364,8 @@ impl Parameter {
             if factor != 1.0 {
                 kernels.scale(self.tensor.dtype, factor, &mut gradient);
             }
+            let is_by_samples = self.tensor.kind.rule().is_some_and(|rule| rule.is_by_samples());
+            let global_step = if is_by_samples { samples } else { steps };
             self.change(kernels, Update::Step, Some(global_step), &gradient);
         }
     }

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use gradlane_core::error::{Error, Result};
-use gradlane_core::types::{ClockStep, DType, TensorSpec};
+use gradlane_core::types::{ClockKey, ClockStep, DType, TensorSpec};
 use gradlane_core::wire::checksum;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -48,6 +48,8 @@ pub struct SavedClock {
     pub clock: u64,
     /// The global step.
     pub step: u64,
+    /// The samples of its rounds.
+    pub samples: u64,
 }
 
 /// A tensor of a checkpoint.
@@ -184,15 +186,21 @@ impl Manifest {
 
     /// Of each clock the global step.
     pub fn steps(&self) -> Vec<ClockStep> {
-        self.clocks
-            .iter()
-            .map(|SavedClock { clock, step }| ClockStep { clock: gradlane_core::types::ClockKey(*clock), step: *step })
-            .collect()
+        let at =
+            |clock: &SavedClock| ClockStep { clock: ClockKey(clock.clock), step: clock.step, samples: clock.samples };
+        self.clocks.iter().map(at).collect()
     }
 
     /// The tensor with this name.
     pub fn tensor(&self, name: &str) -> Option<&SavedTensor> {
         self.tensors.iter().find(|tensor| tensor.name == name)
+    }
+}
+
+impl SavedClock {
+    /// What is saved of a clock.
+    pub fn of(at: &ClockStep) -> Self {
+        Self { clock: at.clock.0, step: at.step, samples: at.samples }
     }
 }
 

@@ -12,8 +12,8 @@ use std::collections::BTreeMap;
 
 use gradlane_core::error::{Error, Result};
 use gradlane_core::types::{
-    CheckpointAsk, Checkpointed, ClockStep, LoadAsk, Missing, Order, PartLayout, Plan, SaveAsk, ServerId, Task,
-    TensorSpec, Time, WorkerId, Written,
+    CheckpointAsk, Checkpointed, ClockKey, ClockStep, LoadAsk, Missing, Order, PartLayout, Plan, SaveAsk, ServerId,
+    Task, TensorSpec, Time, WorkerId, Written,
 };
 
 use crate::checkpoint::{FORMAT, Manifest, SavedClock, SavedTable, SavedTensor, compare};
@@ -41,6 +41,8 @@ struct Open {
     parts: Vec<PartLayout>,
     /// The checkpoint, once it is known.
     found: Option<Found>,
+    /// How far the clocks are when the servers get their orders.
+    frozen: Vec<ClockStep>,
     /// What servers have not obeyed yet.
     orders: BTreeMap<ServerId, Task>,
     /// What the others have done.
@@ -181,6 +183,7 @@ impl Checkpoints {
             tensors,
             parts,
             found: None,
+            frozen: Vec::new(),
             orders: BTreeMap::new(),
             written: BTreeMap::new(),
             stage: Stage::Looks,
@@ -201,8 +204,8 @@ impl Checkpoints {
         })
     }
 
-    /// The driver has done its work.
-    pub(super) fn handle_disk(&mut self, number: u64, outcome: Result<Found>) -> Turn {
+    /// The driver has done its work. `steps` says how far the clocks are now.
+    pub(super) fn handle_disk(&mut self, number: u64, outcome: Result<Found>, steps: Vec<ClockStep>) -> Turn {
         let Some(open) = self.open.as_mut().filter(|open| open.number == number) else { return Turn::default() };
         let begun = match (outcome, open.stage) {
             (Err(error), _) => return self.end(Err(error)),
@@ -210,7 +213,10 @@ impl Checkpoints {
                 let outcome = open.saved();
                 return self.end(Ok(outcome));
             }
-            (Ok(found), Stage::Looks) => open.begin(found),
+            (Ok(found), Stage::Looks) => {
+                open.frozen = steps;
+                open.begin(found)
+            }
             (Ok(_), _) => return Turn::default(),
         };
         match begun {
@@ -219,14 +225,8 @@ impl Checkpoints {
         }
     }
 
-    /// A server has obeyed, or cannot. `steps` says how far clocks without rounds are, and `job` is its name.
-    pub(super) fn handle_obeyed(
-        &mut self,
-        server: ServerId,
-        number: u64,
-        outcome: Result<Written>,
-        (job, steps): (&str, Vec<ClockStep>),
-    ) -> Turn {
+    /// A server has obeyed, or cannot. `job` is the name of the job.
+    pub(super) fn handle_obeyed(&mut self, server: ServerId, number: u64, outcome: Result<Written>, job: &str) -> Turn {
         let Some(open) = self.open.as_mut().filter(|open| open.number == number) else { return Turn::default() };
         // Another server's part may have come first, or this one's again.
         if open.orders.remove(&server).is_none() {
@@ -246,7 +246,7 @@ impl Checkpoints {
         match (open.stage, &open.ask) {
             (Stage::Obeys, CheckpointAsk::Save(SaveAsk { keep, .. })) => {
                 let keep = *keep;
-                match open.manifest(job, steps) {
+                match open.manifest(job) {
                     Ok(manifest) => {
                         open.stage = Stage::Publishes;
                         let task = DiskTask::Publish { manifest, keep };
@@ -413,13 +413,12 @@ impl Open {
     ///
     /// # Errors
     /// [`Error::FailedPrecondition`] if servers have frozen different rounds.
-    fn manifest(&self, job: &str, steps: Vec<ClockStep>) -> Result<Manifest> {
+    fn manifest(&self, job: &str) -> Result<Manifest> {
         let CheckpointAsk::Save(SaveAsk { notes, .. }) = &self.ask else { unreachable!("a load publishes nothing") };
         let Some(Found::Begun { checkpoint, .. }) = self.found else { unreachable!("a save has a directory") };
-        let mut clocks: BTreeMap<u64, u64> = steps.iter().map(|at| (at.clock.0, at.step)).collect();
-        let mut rounds: BTreeMap<u64, u64> = BTreeMap::new();
+        let mut rounds: BTreeMap<ClockKey, u64> = BTreeMap::new();
         for at in self.written.values().flat_map(|written| &written.rounds) {
-            if rounds.insert(at.clock.0, at.step).is_some_and(|before| before != at.step) {
+            if rounds.insert(at.clock, at.step).is_some_and(|before| before != at.step) {
                 return Err(Error::FailedPrecondition {
                     what: "a server was away while it was to be frozen, and has other rounds than the others"
                         .to_owned(),
@@ -427,7 +426,6 @@ impl Open {
                 });
             }
         }
-        clocks.extend(rounds);
         let table = |written: &Written| {
             written.table.as_ref().map(|table| SavedTable {
                 file: table.name.clone(),
@@ -440,7 +438,7 @@ impl Open {
             job: job.to_owned(),
             life: String::new(),
             checkpoint,
-            clocks: clocks.into_iter().map(|(clock, step)| SavedClock { clock, step }).collect(),
+            clocks: self.frozen.iter().map(SavedClock::of).collect(),
             tensors: self.tensors.iter().map(SavedTensor::of).collect(),
             tables: self.written.values().filter_map(table).collect(),
             notes: notes.clone(),
@@ -451,9 +449,6 @@ impl Open {
     fn saved(&self) -> Checkpointed {
         let Some(Found::Begun { checkpoint, ref directory }) = self.found else { unreachable!("it was published") };
         let CheckpointAsk::Save(SaveAsk { notes, .. }) = &self.ask else { unreachable!("a load publishes nothing") };
-        let mut steps: Vec<ClockStep> = self.written.values().flat_map(|written| written.rounds.clone()).collect();
-        steps.sort_unstable();
-        steps.dedup();
         Checkpointed {
             checkpoint,
             directory: directory.clone(),
@@ -461,7 +456,7 @@ impl Open {
             bytes: self.bytes(),
             // With the manifest.
             files: self.written.values().map(|written| written.files).sum::<u64>() + 1,
-            steps,
+            steps: self.frozen.clone(),
             notes: notes.clone(),
         }
     }

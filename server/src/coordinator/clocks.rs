@@ -38,8 +38,8 @@ pub(crate) struct Clocks {
     servers: BTreeSet<ServerId>,
     clips: Clips,
     clocks: BTreeMap<String, Clock>,
-    /// Of each clock, what is added to its rounds to make the global step, modulo 2^64, since a checkpoint was loaded.
-    bases: BTreeMap<ClockKey, u64>,
+    /// Of each clock that nobody has ticked, where it begins, since a checkpoint was loaded.
+    begins: BTreeMap<ClockKey, ClockStep>,
     /// How rounds were closed lately, for servers that may have missed it.
     told: Lately<Closing>,
 }
@@ -74,8 +74,12 @@ struct Clock {
     closed: u64,
     /// While the last of them is sealed: what the servers have said.
     squares: Option<BTreeMap<ServerId, f64>>,
-    /// Who is in the round that is open. Their order counts no more once they are in.
-    arrived: WorkerSet,
+    /// Who is in the round that is open, with its samples. Their order counts no more once they are in.
+    arrived: BTreeMap<WorkerId, u64>,
+    /// The samples of the rounds that were closed.
+    samples: u64,
+    /// Those of the rounds before the last one, while that is sealed.
+    samples_settled: u64,
     /// Who ticks it no more.
     left: WorkerSet,
     waiting: BTreeMap<WorkerId, Waiting>,
@@ -98,7 +102,7 @@ impl Clocks {
             servers: (0..servers).map(ServerId).collect(),
             clips: Clips::default(),
             clocks: BTreeMap::new(),
-            bases: BTreeMap::new(),
+            begins: BTreeMap::new(),
             told: Lately::new(remember),
         }
     }
@@ -123,17 +127,17 @@ impl Clocks {
 
     /// A worker has finished a round, perhaps not for the first time.
     pub(crate) fn tick(&mut self, now: Time, worker: WorkerId, request: u64, tick: Tick) -> Turn {
-        let Tick { clock: name, mode, round, leaves, wait } = tick;
+        let Tick { clock: name, mode, round, samples, leaves, wait } = tick;
         let is_full = self.clocks.len() >= CLOCKS_MAX && !self.clocks.contains_key(&name);
         if is_full {
             return Turn::refusal(worker, request, too_many(&name));
         }
-        let base = mode.clock.and_then(|clock| self.bases.get(&clock)).copied().unwrap_or_default();
-        let clock = self.clocks.entry(name.clone()).or_insert_with(|| Clock::new(mode, base, worker));
+        let begins = mode.clock.and_then(|clock| self.begins.get(&clock));
+        let clock = self.clocks.entry(name.clone()).or_insert_with(|| Clock::new(mode, begins, worker));
         if leaves {
             return self.leave_one(now, worker, request, &name, mode);
         }
-        match clock.take(&name, worker, mode, round) {
+        match clock.take(&name, worker, mode, (round, samples)) {
             Ok(None) => {}
             Ok(Some(ticked)) => return Turn::answer(worker, request, Ok(ticked)),
             Err(error) => return Turn::refusal(worker, request, error),
@@ -234,27 +238,32 @@ impl Clocks {
         turns.fold(Turn::default(), Turn::and)
     }
 
-    /// The global step of each clock.
+    /// The global step of each clock, and its samples, of the rounds that servers have applied.
     pub(crate) fn steps(&self) -> Vec<ClockStep> {
-        let at = |clock: &Clock| Some(ClockStep { clock: clock.mode.clock?, step: clock.step() });
+        let at = |clock: &Clock| {
+            let samples = if clock.squares.is_some() { clock.samples_settled } else { clock.samples };
+            Some(ClockStep { clock: clock.mode.clock?, step: clock.step(), samples })
+        };
         self.clocks.values().filter_map(at).collect()
     }
 
-    /// Clocks go on from these global steps. Returns of each what is added to its rounds for that, modulo 2^64.
+    /// Clocks go on from these. Returns of each what is added to its rounds for that, modulo 2^64.
     pub(crate) fn go_back(&mut self, steps: &[ClockStep]) -> Vec<ClockStep> {
         let progress =
             |key| self.clocks.values().find(|clock| clock.mode.clock == Some(key)).map_or(0, Clock::progress);
-        let base = |at: &ClockStep| ClockStep { clock: at.clock, step: at.step.wrapping_sub(progress(at.clock)) };
+        let base = |at: &ClockStep| ClockStep { step: at.step.wrapping_sub(progress(at.clock)), ..*at };
         let bases: Vec<ClockStep> = steps.iter().map(base).collect();
-        self.add_to_rounds(&bases);
+        self.begin_at(&bases);
         bases
     }
 
     /// As [`go_back`](Self::go_back), with what is added.
-    pub(crate) fn add_to_rounds(&mut self, bases: &[ClockStep]) {
-        self.bases = bases.iter().map(|base| (base.clock, base.step)).collect();
+    pub(crate) fn begin_at(&mut self, bases: &[ClockStep]) {
+        self.begins = bases.iter().map(|base| (base.clock, *base)).collect();
         for clock in self.clocks.values_mut() {
-            clock.base = clock.mode.clock.and_then(|key| self.bases.get(&key)).copied().unwrap_or_default();
+            let begins = clock.mode.clock.and_then(|key| self.begins.get(&key));
+            clock.base = begins.map_or(0, |begins| begins.step);
+            clock.samples = begins.map_or(clock.samples, |begins| begins.samples);
         }
     }
 
@@ -317,7 +326,8 @@ impl Clocks {
 }
 
 impl Clock {
-    fn new(mode: Mode, base: u64, said_by: WorkerId) -> Self {
+    fn new(mode: Mode, begins: Option<&ClockStep>, said_by: WorkerId) -> Self {
+        let (base, samples) = begins.map_or((0, 0), |begins| (begins.step, begins.samples));
         let (finished, waiting) = (BTreeMap::new(), BTreeMap::new());
         Self {
             mode,
@@ -327,14 +337,22 @@ impl Clock {
             ticks: 0,
             closed: 0,
             squares: None,
-            arrived: WorkerSet::default(),
+            arrived: BTreeMap::new(),
+            samples,
+            samples_settled: samples,
             left: WorkerSet::default(),
             waiting,
         }
     }
 
     /// Counts a tick, once. Returns its answer if the round was closed before.
-    fn take(&mut self, name: &str, worker: WorkerId, mode: Mode, round: u64) -> Result<Option<Ticked>> {
+    fn take(
+        &mut self,
+        name: &str,
+        worker: WorkerId,
+        mode: Mode,
+        (round, samples): (u64, u64),
+    ) -> Result<Option<Ticked>> {
         self.check_mode(name, worker, mode)?;
         if self.left.contains(worker) {
             return Err(ticks::after_leaving(name, worker));
@@ -354,7 +372,7 @@ impl Clock {
             if round > self.closed + 1 {
                 return Err(ticks::out_of_order(name, worker, round, self.closed));
             }
-            self.arrived.insert(worker);
+            self.arrived.entry(worker).or_insert(samples);
             self.finished.insert(worker, round);
         } else {
             if round != finished && round != finished + 1 {
@@ -384,14 +402,17 @@ impl Clock {
             Quorum::All => false,
             Quorum::First(k) => self.arrived.len() >= k as usize,
         };
-        let is_closed = are_enough || due.iter().all(|worker| self.arrived.contains(worker));
+        let is_closed = are_enough || due.iter().all(|worker| self.arrived.contains_key(&worker));
         if !is_closed || self.arrived.is_empty() || self.squares.is_some() {
             return None;
         }
         self.closed += 1;
         self.squares = clips.then(BTreeMap::new);
-        let workers = std::mem::take(&mut self.arrived);
-        Some(Closing { clock, round: self.closed, half: Half::Workers { workers, clips } })
+        let (arrived, samples) = (std::mem::take(&mut self.arrived), self.samples);
+        self.samples_settled = samples;
+        self.samples = arrived.values().fold(samples, |all, of_worker| all.saturating_add(*of_worker));
+        let workers = arrived.into_keys().collect();
+        Some(Closing { clock, round: self.closed, half: Half::Workers { workers, clips, samples } })
     }
 
     /// The rounds that were closed, without the one that is sealed.
@@ -437,7 +458,7 @@ impl Clock {
     /// The steps since it was begun.
     fn progress(&self) -> u64 {
         match self.mode.pace {
-            Pace::Rounds { .. } => self.closed,
+            Pace::Rounds { .. } => self.settled(),
             Pace::Async | Pace::Ssp { .. } => self.ticks,
         }
     }
@@ -460,7 +481,7 @@ impl Clock {
     fn describe_slowest(&self, worker: WorkerId, due: &WorkerSet) -> String {
         let slowest: Vec<String> = match self.mode.pace {
             Pace::Rounds { .. } => {
-                let missing = due.iter().filter(|worker| !self.arrived.contains(*worker));
+                let missing = due.iter().filter(|worker| !self.arrived.contains_key(worker));
                 missing.map(|worker| worker.to_string()).collect()
             }
             Pace::Async | Pace::Ssp { .. } => {

@@ -562,7 +562,14 @@ impl Node {
                 let get = StoreAsk::Get { key: "k".to_owned(), wait: Some(Duration::ZERO) };
                 let put = StoreAsk::Put { key: "k".to_owned(), value: b"v".to_vec(), expected: None };
                 let mode = Mode { clock: Some(ClockKey::of("c")), .."sync".parse().expect("a mode") };
-                let tick = Tick { clock: "c".to_owned(), mode, round: 1, leaves: false, wait: Some(Duration::ZERO) };
+                let tick = Tick {
+                    clock: "c".to_owned(),
+                    mode,
+                    round: 1,
+                    samples: 1,
+                    leaves: false,
+                    wait: Some(Duration::ZERO),
+                };
                 let asks = adds.into_iter().chain([get, put]).map(Ask::from).chain([Ask::Tick(tick)]);
                 for ask in asks {
                     let request = self.member.ask_coordinator(now, ask, Patience::Named(Duration::from_secs(60)));

@@ -162,9 +162,8 @@ impl Record {
             }
             Entry::WentBack { bases } => {
                 bytes.push(code::WENT_BACK);
-                for ClockStep { clock, step } in bases {
-                    bytes.extend(clock.0.to_le_bytes());
-                    bytes.extend(step.to_le_bytes());
+                for ClockStep { clock, step, samples } in bases {
+                    bytes.extend([clock.0, *step, *samples].into_iter().flat_map(u64::to_le_bytes));
                 }
             }
             Entry::Farewell { member, life, frame } => {
@@ -243,7 +242,8 @@ fn read(rest: &mut &[u8]) -> Option<Result<Entry>> {
         code::WENT_BACK => {
             let mut bases = Vec::new();
             while !rest.is_empty() {
-                bases.push(ClockStep { clock: ClockKey(read_u64(rest)?), step: read_u64(rest)? });
+                let clock = ClockKey(read_u64(rest)?);
+                bases.push(ClockStep { clock, step: read_u64(rest)?, samples: read_u64(rest)? });
             }
             Entry::WentBack { bases }
         }
@@ -393,7 +393,7 @@ mod tests {
             Entry::WokeUp { at: Time(7) },
             Entry::Came { at: Time(5), waiting: Size { workers: 2, servers: 1 } },
             Entry::Gone { waiting: Size { workers: 1, servers: 0 } },
-            Entry::WentBack { bases: vec![ClockStep { clock: ClockKey(7), step: 9 }] },
+            Entry::WentBack { bases: vec![ClockStep { clock: ClockKey(7), step: 9, samples: 3 }] },
             Entry::Before { left: 1, lost: vec!["worker 2".to_owned(), String::new()] },
         ];
         let asked = samples::frames().into_iter().filter(lasts).map(said);

@@ -143,6 +143,7 @@ impl Work {
                     | ValueStep::Keep { .. }
                     | ValueStep::Merge { .. }
                     | ValueStep::Apply { .. }
+                    | ValueStep::Release { .. }
                     | ValueStep::Forget { .. }
                     | ValueStep::Answer { .. }
                     | ValueStep::Freeze { .. }
@@ -178,6 +179,7 @@ impl Work {
                     | ValueStep::Keep { .. }
                     | ValueStep::Merge { .. }
                     | ValueStep::Apply { .. }
+                    | ValueStep::Release { .. }
                     | ValueStep::Forget { .. }
                     | ValueStep::Freeze { .. }
                     | ValueStep::Restore { .. }

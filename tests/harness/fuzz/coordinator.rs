@@ -393,7 +393,7 @@ fn tick(input: &mut Input<'_>) -> Tick {
     let (clock, mode) = clocked(input);
     let (round, leaves) = (u64::from(input.below(5)), input.below(8) == 0);
     let wait = input.pick(&[None, Some(Duration::ZERO), Some(Duration::from_secs(5)), Some(Duration::MAX)]);
-    Tick { clock: clock.to_owned(), mode, round, leaves, wait }
+    Tick { clock: clock.to_owned(), mode, round, samples: input.word(), leaves, wait }
 }
 
 /// A clock, and a mode that follows it.

@@ -174,7 +174,7 @@ impl World {
                     let round = u64::from(input.below(6));
                     let half = match input.below(3) {
                         0 => Half::Norm(f64::from(input.byte())),
-                        kind => Half::Workers { workers, clips: kind == 1 },
+                        kind => Half::Workers { workers, clips: kind == 1, samples: input.word() },
                     };
                     let closing = Closing { clock: ClockKey(1), round, half };
                     self.node.handle_member(MemberEvent::Close(closing));

@@ -7,8 +7,8 @@ mod views;
 
 use super::*;
 use crate::types::{
-    DType, Epoch, Incarnation, NodeId, PartId, PartLayout, Piece, Process, Round, ServerId, Span, TensorKey,
-    TensorKind, WorkerId,
+    ClockKey, Closing, DType, Epoch, Half, Incarnation, NodeId, PartId, PartLayout, Piece, Process, Round, ServerId,
+    Span, TensorKey, TensorKind, WorkerId, WorkerSet,
 };
 use crate::wire::frame::Stall;
 
@@ -259,15 +259,32 @@ fn leaving_before_the_job_formed_is_immediate() {
 }
 
 #[test]
-fn a_server_goes_when_the_job_ended() {
-    let mut config = config();
-    config.process.role = Role::Server;
-    let mut server = Member::new(config, at(0));
-    server.handle_connected(at(0));
-    let mut formed = view(1);
-    formed.members[1].process.role = Role::Server;
-    server.handle_frame(at(0), Frame::View(formed.clone()));
+fn a_server_says_its_squares_again_on_each_connection_until_it_hears_of_the_norm() {
+    let (mut server, formed) = active_server();
+    let squares = |round| Squares { clock: ClockKey(7), round, sum: 2.0 };
+    let close = |round, half| Closing { clock: ClockKey(7), round, half };
+    server.report_squares(squares(3));
+    assert_eq!(sent(&mut server), [Frame::Squares(squares(3))]);
+    reconnect(&mut server, 2, 3);
+    server.report_squares(squares(4));
     commands(&mut server);
+    server.handle_frame(at(3), Frame::View(formed.clone()));
+    assert_eq!(sent(&mut server), [3, 4].map(|round| Frame::Squares(squares(round))));
+    for closing in
+        [close(4, Half::Workers { workers: WorkerSet::default(), clips: true, samples: 0 }), close(3, Half::Norm(1.0))]
+    {
+        server.handle_frame(at(3), Frame::Close(closing.clone()));
+        assert_eq!(events(&mut server), [MemberEvent::Close(closing)]);
+    }
+    reconnect(&mut server, 4, 5);
+    commands(&mut server);
+    server.handle_frame(at(5), Frame::View(formed));
+    assert_eq!(sent(&mut server), [Frame::Squares(squares(4))]);
+}
+
+#[test]
+fn a_server_goes_when_the_job_ended() {
+    let (mut server, formed) = active_server();
     let end = View { phase: Phase::Ended, epoch: view(2).epoch, ..formed };
     server.handle_frame(at(3), Frame::View(end.clone()));
     assert_eq!(events(&mut server), [MemberEvent::View(end), MemberEvent::Left]);
@@ -326,6 +343,19 @@ fn active() -> Member {
     member.handle_frame(at(1), Frame::View(view(1)));
     commands(&mut member);
     member
+}
+
+/// The server of a formed job, with the view that it has seen.
+fn active_server() -> (Member, View) {
+    let mut config = config();
+    config.process.role = Role::Server;
+    let mut server = Member::new(config, at(0));
+    server.handle_connected(at(0));
+    let mut formed = view(1);
+    formed.members[1].process.role = Role::Server;
+    server.handle_frame(at(0), Frame::View(formed.clone()));
+    commands(&mut server);
+    (server, formed)
 }
 
 fn reconnect(member: &mut Member, lost: u64, back: u64) {

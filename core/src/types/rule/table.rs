@@ -214,7 +214,7 @@ pub(super) const TABLE: [Row; 8] = [
 pub(super) const ADJUSTMENTS: [&str; 3] = ["original", "match_rms_adamw", "spectral_unclamped"];
 
 /// The settings that every rule has, behind those of its optimizer, in the order in which they travel.
-pub(super) const COMMON: [Setting; 13] = [
+pub(super) const COMMON: [Setting; 14] = [
     Setting { name: "schedule", default: 0.0, range: Range::Word(&Schedule::NAMES) },
     // The rate rises from 0 in so many steps first. The schedule begins behind them.
     steps("warm_up"),
@@ -232,6 +232,8 @@ pub(super) const COMMON: [Setting; 13] = [
     Setting { name: "window_max", default: 10_000.0, range: Range::SomeSteps },
     // The norm that the gradients of a round have at most, over all parameters of a clock whose rules set it; 0 for no bound.
     not_negative("clip_norm", 0.0),
+    // What the steps of the schedule are.
+    Setting { name: "by", default: 0.0, range: Range::Word(&["steps", "samples"]) },
 ];
 
 /// The settings of schedules: which ones each is for, and whether they need it.

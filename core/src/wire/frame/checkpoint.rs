@@ -168,15 +168,20 @@ impl Field for Written {
 }
 
 fn write_steps(writer: &mut Writer, steps: &[ClockStep]) {
-    writer.list(steps, |writer, ClockStep { clock, step }| {
+    writer.list(steps, |writer, ClockStep { clock, step, samples }| {
         writer.u64(clock.0);
         writer.u64(*step);
+        writer.u64(*samples);
     });
 }
 
 fn read_steps(reader: &mut Reader<'_>) -> Result<Vec<ClockStep>> {
     reader.list(CLOCKS_MAX, "clocks", |reader| {
-        Ok(ClockStep { clock: ClockKey(reader.u64("clock")?), step: reader.u64("step of a clock")? })
+        Ok(ClockStep {
+            clock: ClockKey(reader.u64("clock")?),
+            step: reader.u64("step of a clock")?,
+            samples: reader.u64("samples of a clock")?,
+        })
     })
 }
 

@@ -30,6 +30,7 @@ impl Field for Tick {
         writer.text(&self.clock, usize::MAX);
         self.mode.write(writer);
         writer.u64(self.round);
+        writer.u64(self.samples);
         writer.flag(self.leaves);
         writer.option(self.wait.as_ref(), |writer, wait| writer.duration(*wait));
     }
@@ -39,9 +40,9 @@ impl Field for Tick {
         if mode.clock != Some(ClockKey::of(&clock)) {
             return Err(reader.bad("clock", format!("is {clock}, and its mode has another")));
         }
-        let round = reader.round("round of a clock")?.0;
+        let (round, samples) = (reader.round("round of a clock")?.0, reader.u64("samples")?);
         let leaves = reader.flag("whether it leaves")?;
-        Ok(Self { clock, mode, round, leaves, wait: reader.option("wait", |reader| reader.duration("wait"))? })
+        Ok(Self { clock, mode, round, samples, leaves, wait: reader.option("wait", |reader| reader.duration("wait"))? })
     }
 }
 
@@ -66,10 +67,11 @@ impl Field for Closing {
         writer.u64(self.clock.0);
         writer.u64(self.round);
         match &self.half {
-            Half::Workers { workers, clips } => {
+            Half::Workers { workers, clips, samples } => {
                 writer.u8(0);
                 write_workers(writer, workers);
                 writer.flag(*clips);
+                writer.u64(*samples);
             }
             Half::Norm(norm) => {
                 writer.u8(1);
@@ -84,6 +86,7 @@ impl Field for Closing {
             0 => Half::Workers {
                 workers: read_workers(reader, "workers of a round")?,
                 clips: reader.flag("whether it clips")?,
+                samples: reader.u64("samples")?,
             },
             1 => Half::Norm(read_magnitude(reader, "norm")?),
             code => return Err(reader.bad("half", format!("is {code}"))),

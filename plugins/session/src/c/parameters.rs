@@ -141,6 +141,8 @@ pub unsafe extern "C" fn gradlane_wait_any(
 /// step timeout. All changes of the round must have ended before. `mode` is the mode of the parameters that follow the clock, equal on all
 /// workers. Saying a round again is the same tick, so that a wait that was too short can go on.
 ///
+/// `samples` are those from which this worker's changes of the round were computed; schedules by samples follow their sum.
+///
 /// `ticked` receives where the worker stands. With `waits` 0, the call does not wait for others; a mode with rounds does not allow that.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gradlane_tick(
@@ -148,6 +150,7 @@ pub unsafe extern "C" fn gradlane_tick(
     clock: *const c_char,
     mode: *const c_char,
     round: u64,
+    samples: u64,
     waits: u32,
     timeout_ms: u64,
     ticked: *mut GradlaneTicked,
@@ -158,7 +161,8 @@ pub unsafe extern "C" fn gradlane_tick(
         let member = member(session)?;
         // SAFETY: promised by the caller of this function.
         let (name, mode) = unsafe { (text(clock, "the clock")?, mode_of(mode, clock)?) };
-        let tick = Tick { clock: name, mode, round, leaves: false, wait: (waits != 0).then_some(Duration::ZERO) };
+        let wait = (waits != 0).then_some(Duration::ZERO);
+        let tick = Tick { clock: name, mode, round, samples, leaves: false, wait };
         let Ticked { round, step, ahead, fate } = member.job.session().tick(tick, limit(timeout_ms))?;
         let told = GradlaneTicked { round, step, ahead, fate: u64::from(fate.code()) };
         // SAFETY: promised by the caller of this function.
@@ -183,7 +187,7 @@ pub unsafe extern "C" fn gradlane_leave_clock(
         let member = member(session)?;
         // SAFETY: promised by the caller of this function.
         let (name, mode) = unsafe { (text(clock, "the clock")?, mode_of(mode, clock)?) };
-        let tick = Tick { clock: name, mode, round: 0, leaves: true, wait: None };
+        let tick = Tick { clock: name, mode, round: 0, samples: 0, leaves: true, wait: None };
         member.job.session().tick(tick, limit(timeout_ms))?;
         Ok(GradlaneStatus::Ok)
     };

@@ -196,8 +196,9 @@ impl Session {
     fn tick(&self, mode: &CStr, round: u64) -> Result<(u64, u64, u64), String> {
         let (mut told, mut ticked) = (Told::new(), GradlaneTicked { round: 0, step: 0, ahead: 0, fate: 9 });
         // SAFETY: the variables live in this function.
-        let status =
-            unsafe { gradlane_tick(self.0, c"train".as_ptr(), mode.as_ptr(), round, 1, 0, &mut ticked, told.error()) };
+        let status = unsafe {
+            gradlane_tick(self.0, c"train".as_ptr(), mode.as_ptr(), round, 1, 1, 0, &mut ticked, told.error())
+        };
         match status {
             GradlaneStatus::Ok => Ok((ticked.round, ticked.step, ticked.fate)),
             _ => Err(told.text().to_owned()),

@@ -48,7 +48,7 @@ impl Job {
 
     fn tick_waiting(&mut self, worker: u32, round: u64, wait: Option<Duration>) -> Turn {
         self.requests += 1;
-        let tick = Tick { clock: "c".to_owned(), mode: self.mode, round, leaves: false, wait };
+        let tick = Tick { clock: "c".to_owned(), mode: self.mode, round, samples: 10 + round, leaves: false, wait };
         self.clocks.tick(self.now, WorkerId(worker), self.requests, tick)
     }
 }
@@ -56,7 +56,8 @@ impl Job {
 impl Job {
     fn leave(&mut self, worker: u32, round: u64) -> Turn {
         self.requests += 1;
-        let tick = Tick { clock: "c".to_owned(), mode: self.mode, round, leaves: true, wait: None };
+        let tick =
+            Tick { clock: "c".to_owned(), mode: self.mode, round, samples: 10 + round, leaves: true, wait: None };
         self.clocks.tick(self.now, WorkerId(worker), self.requests, tick)
     }
 }
@@ -266,6 +267,23 @@ fn a_round_that_became_complete_meanwhile_is_closed_behind_the_norm() {
     let settled = job.squares(1, 1, 0.0);
     assert_eq!((norms(&settled), closings(&settled)), (vec![(1, 3.0)], vec![(2, vec![1])]));
     assert_eq!(told(&settled), [(0, 1, 1, 0)], "worker 1 waits for the norm of round 2");
+}
+
+#[test]
+fn the_samples_of_a_round_are_those_of_the_workers_that_closed_it() {
+    let mut job = Job::new(3, "k_of_n:k=2");
+    let samples = |turn: &Turn| match turn.closed[..] {
+        [Closing { half: Half::Workers { samples, .. }, .. }] => samples,
+        _ => panic!("{turn:?}"),
+    };
+    job.tick(0, 1);
+    job.tick(0, 1);
+    assert_eq!(samples(&job.tick(2, 1)), 0, "those of the rounds before");
+    job.tick(1, 1);
+    job.tick(1, 2);
+    assert_eq!(samples(&job.tick(0, 2)), 22, "11 of workers 0 and 2, and none of worker 1, which came late");
+    job.tick(0, 3);
+    assert_eq!(samples(&job.tick(1, 3)), 22 + 24);
 }
 
 #[test]

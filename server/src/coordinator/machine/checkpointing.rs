@@ -37,14 +37,13 @@ impl Coordinator {
         let Some(server) = seat.map(|seat| ServerId(seat.member.index)) else {
             return self.close_protocol(link, "kind", "is for servers alone");
         };
-        let steps = self.clocks.steps();
-        let turn = self.checkpoints.handle_obeyed(server, order, outcome, (&self.config.job, steps));
+        let turn = self.checkpoints.handle_obeyed(server, order, outcome, &self.config.job);
         self.turn_checkpoints(turn);
     }
 
     /// The driver has done work on files of the save or load with this number.
     pub fn handle_disk(&mut self, number: u64, outcome: Result<Found>) {
-        let turn = self.checkpoints.handle_disk(number, outcome);
+        let turn = self.checkpoints.handle_disk(number, outcome, self.clocks.steps());
         self.turn_checkpoints(turn);
     }
 

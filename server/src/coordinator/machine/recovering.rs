@@ -184,7 +184,7 @@ impl Coordinator {
             Entry::Gone { waiting } => self.newcomers.recall(waiting),
             Entry::Before { left, lost } => self.missed = Missed { left, lost },
             Entry::Farewell { member, life, frame } => drop(self.farewells.insert(member, (life, frame))),
-            Entry::WentBack { bases } => self.clocks.add_to_rounds(&bases),
+            Entry::WentBack { bases } => self.clocks.begin_at(&bases),
             Entry::Kept { key, value } => {
                 if !self.store.put_back(key, value) {
                     return Err(damaged("the store has no room for what it had"));

@@ -102,7 +102,7 @@ fn a_load_is_applied_when_all_servers_have_read_and_clocks_go_on_from_what_was_s
     };
     assert_eq!(plan.parts.len(), 1);
     job.frame(SERVER, obeyed(number));
-    let applies = Task::Apply { bases: vec![ClockStep { clock: ClockKey(9), step: 40 }] };
+    let applies = Task::Apply { bases: vec![ClockStep { clock: ClockKey(9), step: 40, samples: 0 }] };
     assert_eq!(job.received(SERVER), [Frame::Order(Order { number, task: applies })]);
     assert_eq!(job.received(0), []);
     job.frame(SERVER, obeyed(number));
@@ -207,7 +207,7 @@ fn whole(tensors: &[&str]) -> Found {
         job: "test".to_owned(),
         life: "l".to_owned(),
         checkpoint: 3,
-        clocks: vec![SavedClock { clock: 9, step: 40 }],
+        clocks: vec![SavedClock { clock: 9, step: 40, samples: 0 }],
         tensors: tensors.iter().map(saved).collect(),
         tables: Vec::new(),
         notes: "n".to_owned(),

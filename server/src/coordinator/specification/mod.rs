@@ -27,6 +27,7 @@ mod robustness;
 mod stepping;
 mod storing;
 mod terms;
+mod ticking;
 
 const SECOND: Duration = Duration::from_secs(1);
 const SERVER: u64 = 100;

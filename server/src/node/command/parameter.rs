@@ -1,10 +1,10 @@
 //! The steps of the part of a parameter.
 
-use gradlane_core::types::{Average, DType, ExchangeId, Rule, WorkerId};
+use gradlane_core::types::{Average, DType, ExchangeId, Rule, Version, WorkerId};
 use gradlane_core::wire::Value;
 
-/// A step in the life of a part: `Receive`, then `Change`, `Keep` or `Forget`, for any number of exchanges at once, with `Answer`, `Merge` and
-/// `Apply` in between; `Drop`.
+/// A step in the life of a part: `Receive`, then `Change`, `Keep` or `Forget`, for any number of exchanges at once, with `Answer`, `Merge`,
+/// `Apply` and `Release` in between; `Drop`.
 #[derive(Clone, PartialEq, Debug)]
 pub enum ValueStep {
     /// Take the body of a change from what `exchange` brings, beside the value. There is a receipt when all of it came.
@@ -24,10 +24,19 @@ pub enum ValueStep {
         rule: Option<Rule>,
         /// How the value changes.
         change: Change,
-        /// By what the body is multiplied first.
+        /// How a gradient is compensated first, and the version from which it was computed.
+        compensation: Option<(f64, Version)>,
+        /// By what the body is multiplied then.
         factor: f64,
         /// The global step, if the parameter has a clock: what the rule's schedule follows.
         global_step: Option<u64>,
+        /// The version of the value before, if that is kept for a compensation.
+        keeps: Option<Version>,
+    },
+    /// Keep this version no more.
+    Release {
+        /// Which one.
+        version: Version,
     },
     /// Keep the gradient that `exchange` brought whole until its round is over.
     Keep {
@@ -56,10 +65,10 @@ pub enum ValueStep {
     Apply {
         /// The round of the clock.
         round: u64,
-        /// The global step before it: what the rule's schedule follows.
-        global_step: u64,
         /// By what it is multiplied first.
         factor: f64,
+        /// What the rule's schedule follows.
+        global_step: u64,
         /// The element type of the part.
         dtype: DType,
         /// The rule of the parameter.

@@ -136,10 +136,12 @@ impl Parameters {
 
     fn book(&mut self, order: u64, bytes: u64, reads: Vec<PartLayout>, budget: &mut Budget) -> Result<()> {
         budget.reserve(bytes)?;
-        let rounds = self
-            .closed
-            .iter()
-            .map(|(clock, closed)| ClockStep { clock: *clock, step: self.step_of(*clock, closed.applied()) });
+        let rounds = self.closed.iter().map(|(clock, closed)| ClockStep {
+            clock: *clock,
+            step: self.step_of(*clock, closed.applied()),
+            // The coordinator counts them.
+            samples: 0,
+        });
         let rounds = rounds.collect();
         self.checkpoints.doing = Some(Doing {
             order,
@@ -167,7 +169,7 @@ impl Parameters {
                 doing.booked -= bytes_of(&layout);
                 self.restore(order, &layout, versions[&layout.part], budget);
             }
-            self.bases = bases.iter().map(|ClockStep { clock, step }| (*clock, *step)).collect();
+            self.offsets = bases.iter().map(|base| (base.clock, base.step)).collect();
             budget.give_back(doing.booked);
             // What it has heard before is answered no more.
             self.checkpoints.done = None;
@@ -185,11 +187,14 @@ impl Parameters {
             mode: layout.kind.mode(),
         };
         let part = self.parts.entry(id).or_insert_with(|| Part::new(claim, block_bytes));
+        // Gradients of earlier values are refused: their workers have to pull again.
+        let released = part.bases.retain(|_| false);
         budget.give_back(part.booked);
         part.booked = bytes_of(layout);
         // Versions never go back while anybody may name one.
         part.version = if part.version > Version(0) { Version(part.version.0 + 1) } else { version };
         self.step(id, ValueStep::Restore { order });
+        self.release(id, released, budget);
     }
 
     /// Nothing is applied of this order. What is under way goes on to its end, of which nobody hears.

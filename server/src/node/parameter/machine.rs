@@ -11,9 +11,9 @@ use gradlane_core::types::{
 };
 use gradlane_core::wire::{About, Target, Use, Value};
 
+use super::bases::{Bases, Released};
 use super::checkpoints::Checkpoints;
 use super::refusals::value_lost;
-use super::rounds::Closed;
 use crate::node::budget::Budget;
 use crate::node::command::{Change, Command, Receipt, ValueStep, Work};
 use crate::node::config::NodeConfig;
@@ -30,7 +30,7 @@ pub(in crate::node) struct Parameters {
     /// How far the rounds of each clock are closed.
     pub(super) closed: BTreeMap<ClockKey, Closed>,
     /// Of each clock, what is added to its rounds to make the global step, modulo 2^64; 0 for others.
-    pub(super) bases: BTreeMap<ClockKey, u64>,
+    pub(super) offsets: BTreeMap<ClockKey, u64>,
     pub(super) checkpoints: Checkpoints,
     /// The error for new uses since the server drains.
     pub(super) draining: Option<Error>,
@@ -53,6 +53,8 @@ pub(super) struct Part {
     pub(super) kept: BTreeMap<(u64, WorkerId), u64>,
     /// Bytes that are booked for the gradient of the last round that was closed, until it is applied.
     pub(super) merged: Option<u64>,
+    /// Earlier versions from which workers compute.
+    pub(super) bases: Bases,
     /// Its exchanges, by worker.
     pub(super) open: BTreeSet<(NodeId, ExchangeId)>,
 }
@@ -65,6 +67,17 @@ pub(super) struct Claim {
     pub(super) bytes: u64,
     pub(super) rule: Option<Rule>,
     pub(super) mode: Mode,
+}
+
+/// How far the rounds of a clock are closed on this server.
+#[derive(Default, Debug)]
+pub(super) struct Closed {
+    /// The last round of which it knows whose gradients count.
+    pub(super) round: u64,
+    /// The samples of the rounds before it.
+    pub(super) samples: u64,
+    /// While this round waits for its norm: the squares of each part whose gradient is clipped, once they are known.
+    pub(super) clipped: Option<BTreeMap<PartId, Option<f64>>>,
 }
 
 /// A change that was done.
@@ -103,6 +116,16 @@ pub(super) enum State {
     Answering,
 }
 
+/// The version that an init makes.
+const FIRST: Version = Version(1);
+
+impl Closed {
+    /// The last round that was applied.
+    pub(super) fn applied(&self) -> u64 {
+        self.round - u64::from(self.clipped.is_some())
+    }
+}
+
 impl Part {
     /// A part that has no value yet.
     pub(super) fn new(claim: Claim, block_bytes: u64) -> Self {
@@ -114,6 +137,7 @@ impl Part {
             ledger: BTreeMap::new(),
             kept: BTreeMap::new(),
             merged: None,
+            bases: Bases::default(),
             open: BTreeSet::new(),
         }
     }
@@ -128,7 +152,7 @@ impl Parameters {
             parts: BTreeMap::new(),
             exchanges: BTreeMap::new(),
             closed: BTreeMap::new(),
-            bases: BTreeMap::new(),
+            offsets: BTreeMap::new(),
             checkpoints: Checkpoints::default(),
             draining: None,
             last: None,
@@ -217,14 +241,17 @@ impl Parameters {
                 for exchange in gone {
                     self.reject(exchange, &Error::Fenced { current: next.epoch }, budget);
                 }
-                for part in self.parts.values_mut() {
+                let mut released = Vec::new();
+                for (id, part) in &mut self.parts {
                     part.ledger.retain(|node, _| next.has(*node));
+                    released.push((*id, part.bases.retain(|node| next.has(node))));
                 }
+                released.into_iter().for_each(|(id, released)| self.release(id, released, budget));
             }
             Succession::End(_) if planted(self.config.defect, Defect::ValuesKept) => {}
             Succession::End(error) => {
                 self.closed.clear();
-                self.bases.clear();
+                self.offsets.clear();
                 self.end_checkpoints(budget);
                 while let Some(part) = self.parts.keys().next().copied() {
                     self.forget_part(part, error, budget);
@@ -281,6 +308,10 @@ impl Parameters {
         let (fate, lag, factor) = part.judge(&header, change);
         let change = change.filter(|_| fate != Fate::DiscardedStale);
         let global_step = part.claim.mode.clock.map(|_| header.clock_at);
+        let (before, kappa) = (part.version, part.claim.mode.compensation.kappa());
+        let compensation = kappa.filter(|_| change == Some(Change::Step) && part.bases.keeps(header.basis));
+        let compensation = compensation.map(|kappa| (kappa, header.basis));
+        let keeps = Some(before).filter(|before| change.is_some() && !is_first && part.bases.is_read(*before));
         let step = match change {
             Some(change) => {
                 let is_kept = change == Change::Add && planted(defect, Defect::VersionKept);
@@ -291,8 +322,10 @@ impl Parameters {
                     dtype: part.claim.dtype,
                     rule: part.claim.rule,
                     change,
+                    compensation,
                     factor,
                     global_step,
+                    keeps,
                 }
             }
             None => ValueStep::Forget { exchange },
@@ -304,11 +337,15 @@ impl Parameters {
         // The body has become the value. What was booked for it is booked for the first value from now on, or for the answer: that may hold
         // blocks of this value when it is an earlier one.
         let kept = if header.access.receives() { bytes } else { 0 };
+        let for_base = if keeps.is_some() { bytes } else { 0 };
+        if let Some(before) = keeps {
+            part.bases.keep(before, for_base);
+        }
         if change.is_some() && is_first {
             part.booked = booked;
             part.claim.said_by = sender.worker;
         } else if !planted(defect, Defect::ChangeBookingKept) {
-            budget.give_back(booked - kept);
+            budget.give_back(booked - kept - for_base);
         }
         let entry = self.exchanges.get_mut(&exchange).expect("its body was on its way");
         (entry.state, entry.booked) = (State::Answering, kept);
@@ -318,6 +355,29 @@ impl Parameters {
         }
         self.step(id, step);
         self.answer(exchange, &header, effect);
+        self.note_read(sender.node, &header, budget);
+    }
+
+    /// A worker is given the present value of a part, from which it computes its next gradients. An init says the first one.
+    pub(super) fn note_read(&mut self, node: NodeId, header: &Use, budget: &mut Budget) {
+        let part = self.parts.get_mut(&header.target.part).expect("it has a value");
+        let version = match header.access {
+            Access::Pull | Access::PushPull(_) => part.version,
+            Access::Init if part.bases.knows(node) => return,
+            Access::Init if part.version == FIRST || part.bases.keeps(FIRST) => FIRST,
+            Access::Init | Access::Push(_) | Access::PullAverage(_) => return,
+        };
+        if part.claim.mode.compensation.kappa().is_some() {
+            let released = part.bases.read(node, version);
+            self.release(header.target.part, released, budget);
+        }
+    }
+
+    pub(super) fn release(&mut self, id: PartId, released: Released, budget: &mut Budget) {
+        for (version, bytes) in released {
+            budget.give_back(bytes);
+            self.step(id, ValueStep::Release { version });
+        }
     }
 
     pub(super) fn answer(&mut self, exchange: ExchangeId, header: &Use, effect: Effect) {
@@ -357,7 +417,9 @@ impl Parameters {
 
     fn drop_part(&mut self, id: PartId, budget: &mut Budget) {
         if let Some(part) = self.parts.remove(&id) {
-            budget.give_back(part.booked + part.kept.values().sum::<u64>() + part.merged.unwrap_or_default());
+            budget.give_back(
+                part.booked + part.kept.values().sum::<u64>() + part.merged.unwrap_or_default() + part.bases.bytes(),
+            );
             self.step(id, ValueStep::Drop);
         }
     }

@@ -22,9 +22,13 @@
 //!
 //! **Checkpoints.** `checkpoints` freezes values to be written, and puts in their place what was read.
 //!
-//! **Memory.** Booked are: each value; each body that is on its way, or kept for its round; and for each answer with a value as many bytes again, until it was
+//! **Compensation.** If the mode compensates old gradients, the version that each worker was given last is kept, and a gradient must be of this
+//! version. It is refused otherwise: its worker has begun to read a later one, and did not take it.
+//!
+//! **Memory.** Booked are: each value, also one that is kept for a compensation; each body that is on its way, or kept for its round; and for each answer with a value as many bytes again, until it was
 //! handed over, because it may hold the blocks of an earlier version.
 
+mod bases;
 mod checkpoints;
 mod machine;
 mod opening;
@@ -34,6 +38,8 @@ mod values;
 
 #[cfg(test)]
 mod checkpoint_tests;
+#[cfg(test)]
+mod compensation_tests;
 #[cfg(test)]
 mod random_tests;
 #[cfg(test)]

@@ -9,7 +9,7 @@ use gradlane_core::types::{
 use gradlane_core::wire::{Sent, Target, Use};
 
 use super::machine::{Claim, Exchange, Parameters, Part, State};
-use super::refusals::{lost, not_initialised, out_of_order, superseded};
+use super::refusals::{base_gone, lost, not_initialised, out_of_order, superseded};
 use crate::node::budget::{Budget, check_parts};
 use crate::node::command::{ValueStep, ValueUpload};
 use crate::node::membership::Sender;
@@ -36,6 +36,12 @@ impl Parameters {
                 return self.answer_at_once(now, sender, exchange, header, effect, budget);
             }
             Some(_) | None => {}
+        }
+        if let Some(part) = known.filter(|_| access.steps() && header.basis > Version(0))
+            && part.claim.mode.compensation.kappa().is_some()
+            && !part.bases.has_read(sender.node, header.basis)
+        {
+            return Err(base_gone(id, sender.worker, header.basis));
         }
         if let Some(refusal) = &self.draining {
             return Err(refusal.clone());
@@ -101,7 +107,11 @@ impl Parameters {
         let bytes = header.part_bytes;
         // Of a first value, what its rule keeps beside it too.
         let kept_beside = header.rule.filter(|_| header.access == Access::Init);
-        let booked = bytes + kept_beside.map_or(0, |rule| OptimizerState::bytes_of(&rule, header.dtype, bytes));
+        let beside = kept_beside.map_or(0, |rule| OptimizerState::bytes_of(&rule, header.dtype, bytes));
+        // The value before may be kept for a compensation. A push needs no more for that, because nothing of it goes to its answer.
+        let for_base =
+            header.access.changes() && header.access.receives() && header.mode.compensation.kappa().is_some();
+        let booked = bytes + beside + if for_base { bytes } else { 0 };
         budget.take(now, booked)?;
         let crosses_network = self.membership.as_ref().is_none_or(|ours| ours.crosses_network);
         let block_bytes = self.config.block_bytes(bytes, crosses_network);
@@ -134,6 +144,7 @@ impl Parameters {
         let part = self.parts.get_mut(&header.target.part).expect("it has a value");
         part.open.insert((sender.node, exchange));
         let effect = if receives { Effect { version: part.version, ..effect } } else { effect };
+        self.note_read(sender.node, header, budget);
         let state = if self.is_early(header) { State::Early } else { State::Answering };
         self.exchanges.insert(exchange, Exchange { sender, header: *header, state, booked });
         if state == State::Answering {

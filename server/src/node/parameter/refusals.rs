@@ -1,7 +1,7 @@
 //! Errors with which parameters refuse uses.
 
 use gradlane_core::error::Error;
-use gradlane_core::types::{PartId, Round, WorkerId};
+use gradlane_core::types::{PartId, Round, Version, WorkerId};
 
 /// The answer to a use of a part that has no value.
 pub(super) fn not_initialised(part: PartId) -> Error {
@@ -28,6 +28,17 @@ pub(super) fn lost(worker: WorkerId) -> Error {
             "the change of {worker} is lost: an answer has overwritten it, and the server that sent the answer is gone"
         ),
         hint: "initialise the parameter again, from a checkpoint or from a worker".to_owned(),
+    }
+}
+
+/// The answer to a gradient that is to be compensated, and whose base is kept no more.
+pub(super) fn base_gone(part: PartId, worker: WorkerId, basis: Version) -> Error {
+    Error::FailedPrecondition {
+        what: format!(
+            "part {} of parameter {}: {worker} has computed a gradient from version {}, which is not the one that it was given last",
+            part.index, part.key, basis.0
+        ),
+        hint: "pull the parameter again, and compute the gradient from that: the mode compensates for what has changed since".to_owned(),
     }
 }
 

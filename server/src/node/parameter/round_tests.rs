@@ -216,6 +216,19 @@ fn a_server_says_its_squares_of_all_parts_together_and_also_if_it_has_none() {
 }
 
 #[test]
+fn a_schedule_by_samples_follows_those_of_the_rounds_before() {
+    // The rate is 1, and a half from 64 samples on.
+    const RULE: &str = "sgd:lr=1,schedule=step,every=64,gamma=0.5,by=samples";
+    let mut world = World::of(1);
+    call(&mut world, 0, ruled(RULE, INIT, 0, 0), 10.0);
+    for (round, samples, value) in [(1, 0, 6.0), (2, 63, 2.0), (3, 64, 0.0), (4, 128, -1.0)] {
+        call(&mut world, 0, ruled(RULE, STEP, 2 * round, round), 4.0);
+        hear(&mut world, round, Half::Workers { workers: set(&[0]), clips: false, samples });
+        assert_eq!(pull(&mut world, 0, ruled(RULE, Access::Pull, 2 * round + 1, round)).1, [value; 4]);
+    }
+}
+
+#[test]
 fn gradients_of_an_infinite_norm_become_nothing() {
     const CLIPPED: &str = "sgd:lr=1,clip_norm=1";
     let mut world = World::of(1);
@@ -241,12 +254,12 @@ fn mode(text: &str, clock: u64) -> Mode {
 }
 
 fn close(world: &mut World, round: u64, workers: &[u32]) {
-    hear(world, round, Half::Workers { workers: set(workers), clips: false });
+    hear(world, round, Half::Workers { workers: set(workers), clips: false, samples: 0 });
 }
 
 /// The first half of a round that is clipped.
 fn seal(world: &mut World, round: u64, workers: &[u32]) {
-    hear(world, round, Half::Workers { workers: set(workers), clips: true });
+    hear(world, round, Half::Workers { workers: set(workers), clips: true, samples: 0 });
 }
 
 fn hear(world: &mut World, round: u64, half: Half) {

@@ -8,19 +8,10 @@ use gradlane_core::types::{
 };
 use gradlane_core::wire::{Target, Use};
 
-use super::machine::{Done, Exchange, Parameters, Part, State};
+use super::machine::{Closed, Done, Exchange, Parameters, Part, State};
 use super::refusals::brought_twice;
 use crate::node::budget::Budget;
 use crate::node::command::{Change, Command, ValueStep, Work};
-
-/// How far the rounds of a clock are closed on this server.
-#[derive(Default, Debug)]
-pub(super) struct Closed {
-    /// The last round of which it knows whose gradients count.
-    round: u64,
-    /// While this round waits for its norm: the squares of each part whose gradient is clipped, once they are known.
-    clipped: Option<BTreeMap<PartId, Option<f64>>>,
-}
 
 impl Parameters {
     /// The coordinator says how a round is closed, perhaps not for the first time.
@@ -28,16 +19,17 @@ impl Parameters {
         let Closing { clock, round, ref half } = *closing;
         let closed = self.closed.entry(clock).or_default();
         match half {
-            Half::Workers { workers, clips } if round > closed.round => {
-                self.merge(clock, round, workers, *clips, budget);
+            Half::Workers { workers, clips, samples } if round > closed.round => {
+                let clipped = self.merge(clock, round, workers, *clips, budget);
+                self.closed.insert(clock, Closed { round, samples: *samples, clipped });
                 match clips {
                     true => self.say_squares(clock),
-                    false => self.apply_round(clock, round, None, budget),
+                    false => self.apply_round(clock, None, budget),
                 }
             }
             Half::Norm(norm) if round == closed.round && closed.clipped.is_some() => {
                 closed.clipped = None;
-                self.apply_round(clock, round, Some(*norm), budget);
+                self.apply_round(clock, Some(*norm), budget);
             }
             Half::Workers { .. } | Half::Norm(_) => {}
         }
@@ -54,8 +46,15 @@ impl Parameters {
         }
     }
 
-    /// Makes one gradient of those of a round that count, in each part.
-    fn merge(&mut self, clock: ClockKey, round: u64, workers: &WorkerSet, clips: bool, budget: &mut Budget) {
+    /// Makes one gradient of those of a round that count, in each part. Returns the parts whose squares are to be known, if the round `clips`.
+    fn merge(
+        &mut self,
+        clock: ClockKey,
+        round: u64,
+        workers: &WorkerSet,
+        clips: bool,
+        budget: &mut Budget,
+    ) -> Option<BTreeMap<PartId, Option<f64>>> {
         let mut clipped = BTreeMap::new();
         for (id, part) in &mut self.parts {
             let Some((_, _, merge)) = part.claim.mode.rounds().filter(|(of, _, _)| *of == clock) else { continue };
@@ -79,12 +78,12 @@ impl Parameters {
             let step = ValueStep::Merge { round, gradients, divisor, dtype, clips: is_clipped };
             self.commands.push_back(Command::Step(Work::Parameter { part: *id, step }));
         }
-        self.closed.insert(clock, Closed { round, clipped: clips.then_some(clipped) });
+        Some(clipped).filter(|_| clips)
     }
 
     /// Says this server's share of a norm, once it knows all of it.
     fn say_squares(&mut self, clock: ClockKey) {
-        let Closed { round, clipped: Some(clipped) } = &self.closed[&clock] else { return };
+        let Closed { round, clipped: Some(clipped), .. } = &self.closed[&clock] else { return };
         // In the order of the parts, so that each run has the same bits.
         let all = clipped.values().try_fold(0.0, |all, squares| squares.map(|squares| all + squares));
         if let Some(sum) = all {
@@ -93,16 +92,18 @@ impl Parameters {
         }
     }
 
-    /// Applies a round, clipped to its norm if it has one, and answers who waited for it.
-    fn apply_round(&mut self, clock: ClockKey, round: u64, norm: Option<f64>, budget: &mut Budget) {
-        let global_step = self.step_of(clock, round - 1);
+    /// Applies the last round of a clock, clipped to its norm if it has one, and answers who waited for it.
+    fn apply_round(&mut self, clock: ClockKey, norm: Option<f64>, budget: &mut Budget) {
+        let Closed { round, samples, .. } = self.closed[&clock];
+        let steps = self.step_of(clock, round - 1);
         for (id, part) in self.parts.iter_mut().filter(|(_, part)| part.claim.mode.clock == Some(clock)) {
             let Some(merged) = part.merged.take() else { continue };
             budget.give_back(merged);
             part.version = Version(part.version.0 + 1);
             let rule = part.claim.rule.expect("a gradient has a rule");
             let factor = rule.clip_norm().zip(norm).map_or(1.0, |(most, norm)| clip_factor(most, norm));
-            let step = ValueStep::Apply { round, global_step, factor, dtype: part.claim.dtype, rule };
+            let global_step = if rule.is_by_samples() { samples } else { steps };
+            let step = ValueStep::Apply { round, factor, global_step, dtype: part.claim.dtype, rule };
             self.commands.push_back(Command::Step(Work::Parameter { part: *id, step }));
         }
         self.answer_early();
@@ -110,7 +111,7 @@ impl Parameters {
 
     /// The global step that a round of a clock has come to.
     pub(super) fn step_of(&self, clock: ClockKey, round: u64) -> u64 {
-        round.wrapping_add(self.bases.get(&clock).copied().unwrap_or_default())
+        round.wrapping_add(self.offsets.get(&clock).copied().unwrap_or_default())
     }
 
     /// Whether a use reads what its worker knows of, and this server does not yet.
@@ -163,13 +164,6 @@ impl Parameters {
             let version = self.parts[&header.target.part].version;
             self.answer(exchange, &header, Effect::accepted(version));
         }
-    }
-}
-
-impl Closed {
-    /// The last round that was applied.
-    pub(super) fn applied(&self) -> u64 {
-        self.round - u64::from(self.clipped.is_some())
     }
 }
 

@@ -34,6 +34,8 @@ struct Part {
     kept: BTreeMap<(u64, WorkerId), Vec<Lease>>,
     /// What was read from a checkpoint, for an order of the coordinator, and is not applied.
     read: Option<(u64, FrozenPart)>,
+    /// Earlier values, from which workers compute.
+    bases: BTreeMap<Version, Vec<Frozen>>,
     /// The gradient of a round that is over, until it is applied.
     merged: Option<(u64, Vec<Lease>)>,
 }
@@ -78,13 +80,23 @@ impl Values {
                 part.uploads.insert(exchange, upload);
                 say_receipt(id, exchange, receipt, say);
             }
-            ValueStep::Change { exchange, dtype, rule, change, factor, global_step } => {
+            ValueStep::Change { exchange, dtype, rule, change, compensation, factor, global_step, keeps } => {
                 let Some(part) = self.parts.get_mut(&id) else { return };
                 let Some(mut upload) = part.uploads.remove(&exchange) else { return };
+                if let Some((kappa, basis)) = compensation {
+                    part.compensate(&self.resources, dtype, (kappa, basis), &mut upload.blocks);
+                }
+                if let (Some(version), Value::Present { blocks, .. }) = (keeps, &part.value) {
+                    part.bases.insert(version, blocks.clone());
+                }
                 if factor != 1.0 {
                     upload.blocks.iter_mut().for_each(|block| self.resources.kernels.scale(dtype, factor, block));
                 }
                 part.change(&self.resources, dtype, rule, (change, global_step), upload.blocks);
+            }
+            ValueStep::Release { version } => {
+                let Some(part) = self.parts.get_mut(&id) else { return };
+                part.bases.remove(&version);
             }
             ValueStep::Keep { exchange, round, worker } => {
                 let Some(part) = self.parts.get_mut(&id) else { return };
@@ -106,7 +118,7 @@ impl Values {
                     say(Event::Squares { part: id, round, sum });
                 }
             }
-            ValueStep::Apply { round, global_step, factor, dtype, rule } => {
+            ValueStep::Apply { round, factor, global_step, dtype, rule } => {
                 let Some(part) = self.parts.get_mut(&id) else { return };
                 let Some((_, mut merged)) = part.merged.take_if(|(of, _)| *of == round) else { return };
                 if factor != 1.0 {
@@ -242,6 +254,20 @@ impl Part {
             optimizer.handle_changed();
         }
         self.value = Value::Present { blocks: body.into_iter().map(Lease::freeze).collect(), checksum: None };
+    }
+
+    /// Compensates a gradient that was computed from an earlier value.
+    fn compensate(
+        &self,
+        resources: &SumResources,
+        dtype: DType,
+        (kappa, basis): (f64, Version),
+        gradient: &mut [Lease],
+    ) {
+        let (Value::Present { blocks, .. }, Some(base)) = (&self.value, self.bases.get(&basis)) else { return };
+        for ((gradient, value), base) in gradient.iter_mut().zip(blocks).zip(base) {
+            resources.kernels.compensate(dtype, kappa, gradient, value, base);
+        }
     }
 
     /// Its value as it is now, with what its rule keeps; `None` if it has none.

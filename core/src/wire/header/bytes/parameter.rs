@@ -4,7 +4,7 @@ use std::num::NonZeroU64;
 
 use super::fields::{Fields, at as front_at, front, put, u32_of, with_behind};
 use crate::error::Result;
-use crate::types::{Access, ClockKey, Effect, Fate, Merge, Mode, Pace, Quorum, Rule, Staleness, Version};
+use crate::types::{Access, ClockKey, Compensation, Effect, Fate, Merge, Mode, Pace, Quorum, Rule, Staleness, Version};
 use crate::wire::header::{HEADER_BYTES, Header, Sent, Target, Use, Value};
 use crate::wire::limits;
 
@@ -41,8 +41,8 @@ mod at {
 }
 
 /// Bytes of a mode: its pace and the number of that, how gradients become one, what happens to stale changes and from which lag on, the key
-/// of its clock, and where that stands.
-const MODE_BYTES: usize = 27;
+/// of its clock, where that stands, and how gradients are compensated.
+const MODE_BYTES: usize = 35;
 
 /// The most bytes behind the front of a header: those of a mode and a rule.
 pub(super) const BEHIND_BYTES_MAX: usize = MODE_BYTES + 1 + Rule::SETTINGS_MAX * size_of::<f64>();
@@ -90,7 +90,7 @@ impl Use {
 }
 
 fn mode_bytes(mode: Mode, clock_at: u64) -> Vec<u8> {
-    let Mode { pace, staleness, clock } = mode;
+    let Mode { pace, staleness, compensation, clock } = mode;
     let (code, number, merge) = match pace {
         Pace::Async => (mode_code::ASYNC, 0, 0),
         Pace::Ssp { bound } => (mode_code::SSP, bound, 0),
@@ -110,7 +110,8 @@ fn mode_bytes(mode: Mode, clock_at: u64) -> Vec<u8> {
     // No name has the key 0.
     let clock = clock.map_or(0, |clock| clock.0);
     let numbers = [number.to_le_bytes(), max.to_le_bytes()].concat();
-    [&[code, merge, beyond], &numbers[..], &clock.to_le_bytes(), &clock_at.to_le_bytes()].concat()
+    let last = [clock, clock_at, compensation.bits()].map(u64::to_le_bytes).concat();
+    [&[code, merge, beyond], &numbers[..], &last].concat()
 }
 
 impl Value {
@@ -225,8 +226,11 @@ impl Fields<'_> {
             (mode_code::SCALE, max) => Staleness::Scale { max },
             (code, max) => return Err(bad(format!("does {code} from {max} on"))),
         };
-        let (clock, clock_at) = (long(11), long(19));
-        let mode = Mode { pace, staleness, clock: NonZeroU64::new(clock).map(|key| ClockKey(key.get())) };
+        let (clock, clock_at, kappa) = (long(11), long(19), long(27));
+        let compensation =
+            Compensation::from_bits(kappa).ok_or_else(|| bad(format!("compensates by {}", f64::from_bits(kappa))))?;
+        let clock = NonZeroU64::new(clock).map(|key| ClockKey(key.get()));
+        let mode = Mode { pace, staleness, compensation, clock };
         let mode = mode.check().map_err(|error| bad(error.to_string()))?;
         // Each mode has one form, and what has no clock does not follow one.
         if mode_bytes(mode, clock_at) != bytes || mode == Mode::ASYNC {
