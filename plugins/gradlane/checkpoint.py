@@ -22,10 +22,13 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from gradlane import _core, _session
 from gradlane.errors import CorruptCheckpointError, InvalidArgumentError, StillRunningError
+
+if TYPE_CHECKING:
+    import torch
 
 Missing = Literal["error", "init", "zero"]
 
@@ -306,6 +309,48 @@ class Reader:
             CorruptCheckpointError: a file is not what it was; it is named.
         """
         return _core.read_tensor(self._path, self.number, name)
+
+
+def state_dict(path: str | os.PathLike[str], *, prefix: str = "", checkpoint: int | None = None) -> dict[str, torch.Tensor]:
+    """The values of a checkpoint as tensors of PyTorch, for `model.load_state_dict`; needs no job.
+
+    Args:
+        path: the directory to which the checkpoints were saved, as this process sees it.
+        prefix: take only names that begin with it, and leave it out. A `ServerOptimizer` calls its parameters
+            `<name>/<label>`, so that `optimizer.prefix + "/"` gives the labels of the model.
+        checkpoint: the number of one of them; None for the latest.
+    Raises:
+        NotFoundError, CorruptCheckpointError, IncompatibleError: as `load`.
+    """
+    import torch
+
+    reader = Reader(path, checkpoint=checkpoint)
+    tensors = {}
+    for name, tensor in reader.tensors.items():
+        if name.startswith(prefix):
+            values = torch.frombuffer(bytearray(reader.read(name)), dtype=getattr(torch, tensor.dtype))
+            tensors[name.removeprefix(prefix)] = values.reshape(tensor.shape)
+    return tensors
+
+
+def to_dcp(
+    path: str | os.PathLike[str],
+    directory: str | os.PathLike[str],
+    *,
+    prefix: str = "",
+    checkpoint: int | None = None,
+) -> None:
+    """Writes the values of a checkpoint in the form of `torch.distributed.checkpoint`; needs no job.
+
+    Args:
+        directory: what to write; PyTorch makes it.
+        path, prefix, checkpoint: as for `state_dict`.
+    Raises:
+        NotFoundError, CorruptCheckpointError, IncompatibleError: as `load`.
+    """
+    from torch.distributed import checkpoint as dcp
+
+    dcp.save(state_dict(path, prefix=prefix, checkpoint=checkpoint), checkpoint_id=os.fspath(directory), no_dist=True)
 
 
 def _told(told: tuple[int, str, int, int, int, list[tuple[int, int]], str]) -> Checkpoint:

@@ -210,3 +210,39 @@ except gradlane.FailedPreconditionError as error:
     ended = run(f"OTHER = {other!r}\n" + holds, "save", path, 0)
     assert ended.code == 0, ended.output
     assert "another job saves its checkpoints in" in said(ended, "refused: ")
+
+
+@pytest.mark.torch
+def test_models_of_pytorch_are_made_of_a_checkpoint(tmp_path):
+    """From the weights that servers trained to a plain model, and to PyTorch's own checkpoints."""
+    pytest.importorskip("torch")
+    script = """
+import sys
+import torch
+import gradlane.torch as gl
+
+path = sys.argv[1]
+gl.init()
+torch.manual_seed(3)
+model = torch.nn.Sequential(torch.nn.Linear(5, 4), torch.nn.Linear(4, 2, dtype=torch.bfloat16))
+optimizer = gl.ServerOptimizer(model.named_parameters(), rule=gl.rules.AdamW(lr=0.1), name="net")
+for parameter in model.parameters():
+    parameter.grad = torch.ones_like(parameter)
+optimizer.step()
+gl.checkpoint.save(path)
+other = torch.nn.Sequential(torch.nn.Linear(5, 4), torch.nn.Linear(4, 2, dtype=torch.bfloat16))
+weights = gl.checkpoint.state_dict(path, prefix=optimizer.prefix + "/")
+other.load_state_dict(weights)
+for mine, theirs in zip(model.parameters(), other.parameters(), strict=True):
+    assert torch.equal(mine, theirs)
+gl.checkpoint.to_dcp(path, path + "-dcp", prefix=optimizer.prefix + "/")
+from torch.distributed import checkpoint as dcp
+empty = {name: torch.zeros_like(value) for name, value in weights.items()}
+dcp.load(empty, checkpoint_id=path + "-dcp", no_dist=True)
+assert all(torch.equal(empty[name], value) for name, value in weights.items())
+gl.shutdown()
+"""
+    program = [sys.executable, "-c", script, str(tmp_path / "run")]
+    here = {"GRADLANE_CHECKPOINT_DIR": str(tmp_path)}
+    [ended] = run_all([(program, here)], timeout=90.0)
+    assert ended.code == 0, ended.output

@@ -309,8 +309,11 @@ impl Clocks {
             if let Some(error) = ticks::too_few(name, quorum, members) {
                 // Of a round that is sealed there were enough.
                 let closed = clock.closed;
-                let waiting = clock.waiting.extract_if(.., |_, waiting| waiting.round > closed);
-                turn.answers.extend(waiting.map(|(worker, Waiting { request, .. })| Answer {
+                let waiting = std::mem::take(&mut clock.waiting).into_iter();
+                let (later, before): (BTreeMap<_, _>, BTreeMap<_, _>) =
+                    waiting.partition(|(_, waiting)| waiting.round > closed);
+                clock.waiting = before;
+                turn.answers.extend(later.into_iter().map(|(worker, Waiting { request, .. })| Answer {
                     worker,
                     request,
                     outcome: Err(error.clone()),

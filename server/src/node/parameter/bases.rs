@@ -64,6 +64,10 @@ impl Bases {
 
     fn release(&mut self) -> Released {
         let read = &self.read;
-        self.kept.extract_if(.., |version, _| !read.values().any(|of| of == version)).collect()
+        let kept = std::mem::take(&mut self.kept).into_iter();
+        let (kept, released): (BTreeMap<_, _>, BTreeMap<_, _>) =
+            kept.partition(|(version, _)| read.values().any(|of| of == version));
+        self.kept = kept;
+        released
     }
 }
