@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from gradlane import _buffers
+from gradlane._accumulation import Accumulation, Merge
 from gradlane._alike import check_alike, telling
 from gradlane._operations import submit
 from gradlane._reduction import broadcast_of
@@ -23,7 +24,7 @@ class HostTraining:
     """A list of weights on the servers. Arrays that calls return belong to the caller."""
 
     def __init__(
-        self, training: ServerTraining, kind: str, values: Sequence[Any], *, names: Sequence[str], labels: Sequence[str]
+        self, training: ServerTraining[Array], kind: str, values: Sequence[Any], *, names: Sequence[str], labels: Sequence[str]
     ) -> None:
         """Gives the values of worker 0 to the servers and to all workers.
 
@@ -58,22 +59,32 @@ class HostTraining:
         """The weights that this worker has taken over last."""
         return [array.copy() for array in self._arrays]
 
-    def step(self, gradients: Sequence[Any]) -> list[Array]:
-        """Takes a step.
+    def step(self, gradients: Sequence[Any], samples: float) -> list[Array]:
+        """Takes a step, or accumulates the gradients of a micro-batch for one.
 
         Args:
             gradients: for each weight, what NumPy makes an array of; None if it has no gradient.
+            samples: what this micro-batch counts in the mean.
         Returns:
             The weights that this makes.
         Raises:
-            InvalidArgumentError: a gradient has not the element type and shape of its weight.
+            InvalidArgumentError: a gradient has not the element type and shape of its weight, or `samples` is no number above zero.
+            FailedPreconditionError: another thread makes a step.
         """
         sent = {
             str(position): self._gradient(position, gradient)
             for position, gradient in enumerate(gradients)
             if gradient is not None
         }
-        self.training.step(sent, _by_position(self._arrays))
+        with self.training.alone("a step"):
+            self.training.accumulate(sent, samples)
+            self.training.step(sent, _by_position(self._arrays))
+        return self.values()
+
+    def flush(self) -> list[Array]:
+        """A step with the micro-batches that were accumulated, if there are any."""
+        with self.training.alone("flush()"):
+            self.training.flush(_by_position(self._arrays))
         return self.values()
 
     def pull(self) -> list[Array]:
@@ -97,10 +108,35 @@ class HostTraining:
         return array
 
 
+def accumulating(batches: int, merge: Merge, dtypes: Sequence[Any]) -> Accumulation[Array] | None:
+    """What adds up micro-batches for a `ServerTraining`; None if each is sent alone.
+
+    Args:
+        batches: how many are sent together.
+        merge: what is sent of them, "mean" or "sum".
+        dtypes: the element types of the weights.
+    Raises:
+        InvalidArgumentError: `batches` is no number of at least 1, or `merge` has no meaning.
+    """
+
+    def widened(gradient: Array) -> Array:
+        return gradient.astype(np.promote_types(gradient.dtype, np.float32))
+
+    def narrowed(label: str, total: Array) -> Array:
+        return np.asarray(total, dtypes[int(label)])
+
+    accumulation = Accumulation(batches, merge, widened=widened, narrowed=narrowed)
+    return accumulation if accumulation.due > 1 else None
+
+
 class HostOptimizer:
     """What optimizers of such frameworks have in common."""
 
     _training: HostTraining
+
+    def flush(self) -> Any:
+        """Sends the micro-batches that were accumulated."""
+        raise NotImplementedError
 
     @property
     def outcome(self) -> StepOutcome | None:
@@ -110,8 +146,9 @@ class HostOptimizer:
     def leave(self) -> None:
         """Tell that this worker does no more steps, so that others wait for it no more. A mode without a clock waits for nobody.
 
-        Call it behind the last step, where workers may have different numbers of batches.
+        Call it behind the last step, where workers may have different numbers of batches. It flushes what was accumulated.
         """
+        self.flush()
         self._training.training.leave()
 
     def __getstate__(self) -> NoReturn:

@@ -54,12 +54,15 @@ def test_one_mode_of_the_logistic_regression_runs_by_itself():
 
 @pytest.mark.torch
 @pytest.mark.parametrize(("workers", "ways"), [(None, ["Async"]), (3, ["averaged", "Sync", "Async", "SSP", "Backup"])])
-def test_digits_are_learnt_with_an_optimizer_on_the_servers_too(workers, ways):
+def test_digits_are_learnt_with_an_optimizer_on_the_servers_too(workers, ways, tmp_path):
     pytest.importorskip("torch")
     pytest.importorskip("sklearn")
-    only = [word for way in ways for word in ("--only", way)]
-    ended = run("parameters/async_cnn.py", "--check", "--rest", "0.01", *only, workers=workers)
+    pytest.importorskip("matplotlib")
+    only, picture = [word for way in ways for word in ("--only", way)], tmp_path / "accuracies.svg"
+    ended = run("parameters/async_cnn.py", "--check", "--rest", "0.01", "--picture", str(picture), *only, workers=workers)
     assert ended.code == 0, ended.output
+    drawn = re.findall(r">(\w+): (?:[\d.]+ s|not in 2000 steps)<", picture.read_text(encoding="utf-8"))
+    assert drawn == ways, "the legend has a line of each"
     assert re.findall(r"^(\w+) +[\d.]+% after", ended.output, re.MULTILINE) == ways, ended.output
 
 

@@ -165,10 +165,6 @@ def test_what_cannot_be_is_refused_by_name():
     optimizer.param_groups[0]["lr"] = 0.1
     with pytest.raises(FailedPreconditionError, match="later"):
         optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))]})
-    with pytest.raises(FailedPreconditionError, match="not saved"):
-        optimizer.state_dict()
-    with pytest.raises(FailedPreconditionError, match="cannot be loaded"):
-        optimizer.load_state_dict({})
     with pytest.raises(FailedPreconditionError, match="not copied"):
         copy.deepcopy(optimizer)
     for wrap in (
@@ -289,4 +285,18 @@ def test_a_step_that_failed_half_way_brings_no_gradient_twice(monkeypatch):
             optimizer.step()
     monkeypatch.undo()
     assert optimizer.step().fates == {"accepted": 4}
+    assert set(optimizer.versions.values()) == {2}
+
+
+def test_a_step_that_failed_to_read_the_weights_reads_them_and_makes_no_second_step(monkeypatch):
+    model = made(11)
+    optimizer = gl.ServerOptimizer(model.named_parameters(), rule=rules.SGD(lr=0.1), mode=gl.Sync())
+    loss_of(model, gradlane.rank()).backward()
+    begin = parameters.pull_async
+    monkeypatch.setattr(parameters, "pull_async", lambda name, out, **options: begin(name, torch.zeros(99), **options))
+    with pytest.raises(MismatchError):
+        optimizer.step()
+    monkeypatch.undo()
+    outcome = optimizer.step()
+    assert outcome.fates == {"accepted": 4} and outcome.tick.round == 1
     assert set(optimizer.versions.values()) == {2}

@@ -26,8 +26,9 @@ pub(super) fn is_switched_off(alias: &str, environment: &BTreeMap<String, String
     alias == "BYTEPS_TRACE_DIR" && environment.get("BYTEPS_TRACE_ON").is_some_and(|value| value.trim() == "0")
 }
 
-/// A launch reads these, or `bpslaunch`.
-const READ_ELSEWHERE: [&str; 6] = [
+/// A launch reads these, or `bpslaunch`, or BytePS's names in Python.
+const READ_ELSEWHERE: [&str; 7] = [
+    "BYTEPS_ENABLE_ASYNC",
     "BYTEPS_FORCE_DISTRIBUTED",
     "BYTEPS_GLOBAL_RANK",
     "BYTEPS_LOCAL_RANK",
@@ -40,9 +41,8 @@ const READ_ELSEWHERE: [&str; 6] = [
 const OF_PS_LITE_TOO: [&str; 3] = ["PORT", "ENABLE_PROFILING", "PROFILE_PATH"];
 
 /// By name, what takes the place of a variable, or why nothing does.
-const UNREAD: [(&[&str], &str); 12] = [
+const UNREAD: [(&[&str], &str); 11] = [
     (&["BYTEPS_SCHEDULING_CREDIT"], "counts parts and is not read; set GRADLANE_CREDIT_BYTES, in bytes"),
-    (&["BYTEPS_ENABLE_ASYNC"], "is not read: every sum has the contributions of all workers"),
     (
         &["BYTEPS_KEY_HASH_FN", "BYTEPS_BUILT_IN_HASH_COEF", "BYTEPS_ENABLE_MIXED_MODE", "BYTEPS_MIXED_MODE_BOUND"],
         "is not read: parts are placed by their size",

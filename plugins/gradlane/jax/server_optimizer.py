@@ -7,7 +7,8 @@ from typing import Any
 
 import jax
 
-from gradlane._host_training import HostOptimizer, HostTraining
+from gradlane._accumulation import Merge
+from gradlane._host_training import HostOptimizer, HostTraining, accumulating
 from gradlane._server_training import Average, ServerTraining
 from gradlane.errors import InvalidArgumentError, UnsupportedError
 from gradlane.jax.ops import array_of
@@ -28,11 +29,23 @@ class ServerOptimizer(HostOptimizer):
     the steps of other workers in them. When gradients are applied, and for whom a worker waits, is said by `gradlane.modes`.
     `outcome` has what became of the last gradients. Arrays are copied to host memory and back in each step.
 
+    With `accumulate=n`, the gradients of n calls of `step()` are sent together, in the n-th one, and the others return the
+    parameters as they are; `flush()` sends those of the last calls, if they were fewer. What is sent is their mean, in which
+    each counts by the `samples` of its call. In a mode with rounds the means of all workers count alike.
+
     All workers make it, and begin with the parameters of worker 0. The job needs a server, unless this worker is alone.
     """
 
     def __init__(
-        self, params: Any, rule: Rule, *, mode: Mode | None = None, name: str | None = None, timeout: float | None = None
+        self,
+        params: Any,
+        rule: Rule,
+        *,
+        mode: Mode | None = None,
+        accumulate: int = 1,
+        merge: Merge = "mean",
+        name: str | None = None,
+        timeout: float | None = None,
     ) -> None:
         """Gives the parameters of worker 0 to the servers and to all workers.
 
@@ -40,10 +53,13 @@ class ServerOptimizer(HostOptimizer):
             params: a pytree of arrays of floats, the same on all workers but for the values.
             rule: one of `gradlane.rules`, equal on all workers.
             mode: one of `gradlane.modes`, equal on all workers; None for `Async()`.
+            accumulate: how many micro-batches are sent together. Workers may have different numbers.
+            merge: what is sent of them: "mean", or "sum" for the sum of their gradients.
             name: a prefix of the parameters' names; needed only if workers make optimizers in different orders.
             timeout: seconds for each use of the servers; None takes the job's step timeout.
         Raises:
-            InvalidArgumentError: an array is not of floats or has no elements, the tree has none, or `rule` is no rule.
+            InvalidArgumentError: an array is not of floats or has no elements, the tree has none, `rule` is no rule, or another
+                argument is not what it should be.
             MismatchError: another worker's tree has another array, or it has another rule or mode.
             StallError: another worker did not make it in time.
             FailedPreconditionError: the job has no server.
@@ -53,25 +69,33 @@ class ServerOptimizer(HostOptimizer):
         self._paths = [jax.tree_util.keystr(path) for path, _ in with_paths]
         arrays = self._arrays(params, "params")
         self._shardings = [array.sharding for array in arrays]
-        training = ServerTraining(rule, mode, name, timeout)
+        accumulation = accumulating(accumulate, merge, [array.dtype for array in arrays])
+        training = ServerTraining(rule, mode, name, timeout, accumulation)
         labels = [f"params{path}" for path in self._paths]
         self._training = HostTraining(training, "array", arrays, names=self._paths, labels=labels)
         self.params = self._tree(self._training.values())
         """The parameters that this worker has taken over last."""
 
-    def step(self, gradients: Any) -> Any:
+    def step(self, gradients: Any, *, samples: float = 1.0) -> Any:
         """Sends the gradients, waits as the mode says, and returns the parameters.
 
         Where it has failed because others did not come in time, a call sends nothing again and goes on waiting.
 
         Args:
             gradients: a tree with the paths, element types and shapes of the parameters.
+            samples: what this micro-batch counts in the mean, with `accumulate`.
         Raises:
-            InvalidArgumentError: it is another tree; the first difference is named.
+            InvalidArgumentError: it is another tree, and the first difference is named; or `samples` is no number above zero.
+            FailedPreconditionError: another thread makes a step.
             TimeoutError: others are too far behind; they are named.
             UnsupportedError: inside of a function that JAX traces.
         """
-        self.params = self._tree(self._training.step(self._arrays(gradients, "gradients")))
+        self.params = self._tree(self._training.step(self._arrays(gradients, "gradients"), samples))
+        return self.params
+
+    def flush(self) -> Any:
+        """Sends the micro-batches that `accumulate` has kept, if they are fewer than it says, and returns the parameters."""
+        self.params = self._tree(self._training.flush())
         return self.params
 
     def pull(self) -> Any:

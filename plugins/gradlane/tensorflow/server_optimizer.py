@@ -7,8 +7,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from gradlane._accumulation import Merge
 from gradlane._averaging import label
-from gradlane._host_training import HostOptimizer, HostTraining
+from gradlane._host_training import HostOptimizer, HostTraining, accumulating
 from gradlane._server_training import Average, ServerTraining, StepOutcome
 from gradlane.errors import InvalidArgumentError, UnsupportedError
 from gradlane.modes import Mode
@@ -30,6 +31,10 @@ class ServerOptimizer(HostOptimizer):
     with the steps of other workers in them. Variables without a gradient take over the present values, too. When gradients are
     applied, and for whom a worker waits, is said by `gradlane.modes`. Values are copied to host memory and back in each step.
 
+    With `accumulate=n`, the gradients of n calls are sent together, in the n-th one; the others return None. `flush()` sends those
+    of the last calls, if they were fewer. What is sent is their mean, in which each counts by the `samples` of its call. In a
+    mode with rounds the means of all workers count alike.
+
     All workers make it, and begin with the variables of worker 0. The job needs a server, unless this worker is alone. It is
     no optimizer of Keras, so `model.fit` does not take it.
     """
@@ -41,6 +46,8 @@ class ServerOptimizer(HostOptimizer):
         rule: Rule,
         *,
         mode: Mode | None = None,
+        accumulate: int = 1,
+        merge: Merge = "mean",
         name: str | None = None,
         timeout: float | None = None,
     ) -> None:
@@ -51,10 +58,13 @@ class ServerOptimizer(HostOptimizer):
                 workers.
             rule: one of `gradlane.rules`, equal on all workers.
             mode: one of `gradlane.modes`, equal on all workers; None for `Async()`.
+            accumulate: how many micro-batches are sent together. Workers may have different numbers.
+            merge: what is sent of them: "mean", or "sum" for the sum of their gradients.
             name: a prefix of the parameters' names; needed only if workers make optimizers in different orders.
             timeout: seconds for each use of the servers; None takes the job's step timeout.
         Raises:
-            InvalidArgumentError: a variable is not of floats, not built or comes twice, there is none, or `rule` is no rule.
+            InvalidArgumentError: a variable is not of floats, not built or comes twice, there is none, `rule` is no rule,
+                or another argument is not what it should be.
             MismatchError: another worker's variable has another dtype or shape, or it has another rule or mode.
             StallError: another worker did not make it in time.
             FailedPreconditionError: the job has no server.
@@ -69,12 +79,13 @@ class ServerOptimizer(HostOptimizer):
             raise InvalidArgumentError("a variable comes twice in variables; give each of them once")
         values = [variable.numpy() for variable in self._variables]
         names = [label(position, None) for position in range(len(given))]
-        training = ServerTraining(rule, mode, name, timeout)
+        accumulation = accumulating(accumulate, merge, [value.dtype for value in values])
+        training = ServerTraining(rule, mode, name, timeout, accumulation)
         self._training = HostTraining(training, "variable", values, names=names, labels=self._labels)
         self._assign(self._training.values())
 
     @unconverted
-    def apply_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]]) -> StepOutcome:
+    def apply_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]], *, samples: float = 1.0) -> StepOutcome | None:
         """Sends the gradients, waits as the mode says, and assigns the values to all variables.
 
         Where it has failed because others did not come in time, a call sends nothing again and goes on waiting.
@@ -82,11 +93,13 @@ class ServerOptimizer(HostOptimizer):
         Args:
             grads_and_vars: pairs of a gradient and its variable. A gradient is a tensor, `tf.IndexedSlices`, which become dense,
                 or None if there is none.
+            samples: what this micro-batch counts in the mean, with `accumulate`.
         Returns:
-            What became of the gradients.
+            What became of the gradients; None if none were due.
         Raises:
             InvalidArgumentError: a variable is not of this optimizer or comes twice, a gradient has another dtype or shape, there
-                is none at all, or something is no pair.
+                is none at all, something is no pair, or `samples` is no number above zero.
+            FailedPreconditionError: another thread makes a step.
             TimeoutError: others are too far behind; they are named.
             UnsupportedError: inside of a `tf.function`.
         """
@@ -106,9 +119,15 @@ class ServerOptimizer(HostOptimizer):
             gradients[position] = None if gradient is None else tf.convert_to_tensor(gradient).numpy()
         if all(gradient is None for gradient in gradients):
             raise InvalidArgumentError("no variable has a gradient; compute the loss from the variables inside of the tape")
-        self._assign(self._training.step(gradients))
-        assert self.outcome is not None, "a step was taken"
-        return self.outcome
+        before = self.outcome
+        self._assign(self._training.step(gradients, samples))
+        return None if self.outcome is before else self.outcome
+
+    @unconverted
+    def flush(self) -> None:
+        """Sends the micro-batches that `accumulate` has kept, if they are fewer than it says, and assigns the values."""
+        _check_eager()
+        self._assign(self._training.flush())
 
     @unconverted
     def pull(self) -> None:

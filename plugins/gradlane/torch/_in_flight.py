@@ -47,7 +47,7 @@ class InFlight(torch.Tensor):
             word = getattr(getattr(func, "__self__", None), "__name__", word)
         found = next(iter(_placeholders((args, kwargs))), None)
         name, remedy = ("a parameter", "wait for it") if found is None else (found._parameter, found._remedy)
-        raise FailedPreconditionError(f"{word} on the gradient of {name}, which is on its way to its average; {remedy}")
+        raise FailedPreconditionError(f"{word} on the gradient of {name}, which is on its way; {remedy}")
 
 
 class Loan:
@@ -103,7 +103,7 @@ class Loan:
             done = "changed"
         else:
             return None
-        return f"the gradient of {self.name} was {done} while it was on its way to its average"
+        return f"the gradient of {self.name} was {done} while it was on its way"
 
     def average(self) -> torch.Tensor:
         """The average, when it is in `gradient`: in the memory that the user's gradient had."""

@@ -402,19 +402,16 @@ def _count_of(every: object) -> int:
 
 
 def _check_trained(named: Mapping[str, torch.nn.Parameter], optimizer: torch.optim.Optimizer) -> None:
-    """Raises unless these are the parameters that the optimizer trains, each once and of a type that is exchanged."""
+    """Raises unless these are the parameters that the optimizer trains, of types that are exchanged."""
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise InvalidArgumentError(f"optimizer is {type(optimizer).__name__}; give one of torch.optim")
-    labels: dict[int, str] = {}
+    labels = {id(parameter): label for label, parameter in named.items()}
     for label, parameter in named.items():
-        if id(parameter) in labels:
-            raise InvalidArgumentError(f"{labels[id(parameter)]} and {label} are one parameter; give it one name")
         if parameter.dtype not in _WIDE:
             raise InvalidArgumentError(
                 f"parameter {label} is {_tensors.dtype_name(parameter.dtype)}; those are exchanged that are float16, bfloat16, "
                 "float32 or float64"
             )
-        labels[id(parameter)] = label
     in_optimizer = {id(parameter): parameter for group in optimizer.param_groups for parameter in group["params"]}
     for key, label in labels.items():
         if key not in in_optimizer:

@@ -87,6 +87,27 @@ def test_a_worker_that_has_left_is_waited_for_no_more():
         assert optimizer.step({"w": jnp.ones(2)})["w"].tolist() == [-1.0] * 2
 
 
+def test_micro_batches_are_sent_together_and_a_tail_counts_as_what_it_is():
+    start = {"half": jnp.zeros(2, jnp.bfloat16), "w": jnp.zeros(2)}
+    optimizer = gl.ServerOptimizer(start, gl.rules.SGD(lr=1.0), mode=gl.modes.Sync(), accumulate=2)
+    of = lambda number: {"half": jnp.full(2, number, jnp.bfloat16), "w": jnp.full(2, number)}  # noqa: E731
+    assert optimizer.step(of(1.0), samples=3)["w"].tolist() == [0.0] * 2 and optimizer.outcome is None
+    params = optimizer.step(of(5.0), samples=1)
+    assert [params[key].tolist() for key in ("half", "w")] == [[-2.0] * 2] * 2 and params["half"].dtype == jnp.bfloat16
+    assert optimizer.flush()["w"].tolist() == [-2.0] * 2, "there is nothing"
+    optimizer.step(of(4.0), samples=7)
+    assert optimizer.flush()["w"].tolist() == [-6.0] * 2
+    optimizer.step(of(1.0 + gl.rank()))
+    optimizer.leave()
+    gl.barrier("both have left")
+    assert optimizer.pull()["w"].tolist() == [-7.5] * 2, "whoever leaves flushes"
+    for options, why in [({"accumulate": 0}, "accumulate=0"), ({"merge": "max"}, "merge='max'")]:
+        with pytest.raises(InvalidArgumentError, match=why):
+            gl.ServerOptimizer(start, gl.rules.SGD(lr=1.0), name="never", **options)
+    with pytest.raises(InvalidArgumentError, match="samples=0"):
+        gl.ServerOptimizer(start, gl.rules.SGD(lr=1.0)).step(of(1.0), samples=0)
+
+
 def test_averages_that_the_rule_keeps_come_as_a_tree_of_their_own():
     rule = gl.rules.SGD(lr=1.0, ema=gl.rules.EMA(0.5))
     optimizer = gl.ServerOptimizer({"w": jnp.zeros(2)}, rule, mode=gl.modes.Sync())

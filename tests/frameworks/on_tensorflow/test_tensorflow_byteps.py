@@ -217,6 +217,11 @@ def test_every_form_of_the_calls():
     assert keras.broadcast(np.array([bps.rank()]), 1, "ranks").tolist() == [1]
     with pytest.raises(UnsupportedError, match="enable_async"):
         bps.push_pull(mine, enable_async=True)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("BYTEPS_ENABLE_ASYNC", "1")
+        for door in (bps.DistributedOptimizer, bps.DistributedGradientTape, keras.DistributedOptimizer):
+            with pytest.raises(UnsupportedError, match=r"BYTEPS_ENABLE_ASYNC=1 .*ServerOptimizer"):
+                door(None)
     with pytest.raises(FailedPreconditionError, match="broadcast_variables"):
         bps.broadcast_global_variables(0)
     with pytest.raises(FailedPreconditionError, match=r"BroadcastGlobalVariablesCallback\(0\)"):

@@ -56,6 +56,21 @@ def test_variables_without_a_gradient_take_over_the_present_values_and_sparse_gr
     assert rest.numpy() == 5.0 and half.numpy().tolist() == [0.0] * 2
 
 
+def test_micro_batches_are_sent_together_and_a_tail_counts_as_what_it_is():
+    variable, rare = tf.Variable([0.0]), tf.Variable([0.0])
+    optimizer = gl.ServerOptimizer([variable, rare], gl.rules.SGD(lr=1.0), mode=gl.modes.Sync(), accumulate=2)
+    assert optimizer.apply_gradients([(tf.constant([1.0]), variable), (tf.constant([8.0]), rare)], samples=3) is None
+    assert optimizer.apply_gradients([(tf.constant([5.0]), variable)]).fates == {"accepted": 2}
+    assert variable.numpy().tolist() == [-2.0] and rare.numpy().tolist() == [-6.0]
+    optimizer.apply_gradients([(tf.constant([1.0 + gl.rank()]), variable)])
+    optimizer.flush()
+    assert variable.numpy().tolist() == [-3.5]
+    with pytest.raises(InvalidArgumentError, match="samples=-1"):
+        optimizer.apply_gradients([(tf.constant([1.0]), variable)], samples=-1)
+    with pytest.raises(InvalidArgumentError, match="accumulate=0"):
+        gl.ServerOptimizer([variable], gl.rules.SGD(lr=1.0), name="never", accumulate=0)
+
+
 def test_a_step_that_waited_too_long_sends_nothing_again():
     variable = tf.Variable([0.0])
     optimizer = gl.ServerOptimizer([variable], gl.rules.SGD(lr=1.0), mode=gl.modes.Sync(), name="held", timeout=0.5)

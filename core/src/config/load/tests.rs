@@ -132,7 +132,7 @@ fn an_unknown_variable_of_ours_warns_with_the_nearest() {
 
 #[test]
 fn a_variable_of_byteps_without_meaning_here_warns_unless_it_is_off() {
-    let (_, warnings) = load("", "BYTEPS_SCHEDULING_CREDIT=4 BYTEPS_ENABLE_ASYNC=0", "").unwrap();
+    let (_, warnings) = load("", "BYTEPS_SCHEDULING_CREDIT=4 BYTEPS_SERVER_DEBUG=0", "").unwrap();
     assert_eq!(warnings.len(), 1);
     assert!(warnings[0].to_string().contains("GRADLANE_CREDIT_BYTES"), "{}", warnings[0]);
 }

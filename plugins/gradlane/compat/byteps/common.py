@@ -8,7 +8,7 @@ import time
 
 import gradlane
 from gradlane import _core, _session
-from gradlane.errors import InvalidArgumentError, NotInitializedError
+from gradlane.errors import InvalidArgumentError, NotInitializedError, UnsupportedError
 
 __all__ = [
     "BytePSBasics",
@@ -144,6 +144,28 @@ def get_pushpull_speed() -> tuple[int, float]:
     As in BytePS, there is an answer every ten seconds; in between it is `(0, -5.0)`.
     """
     return _speed.ask()
+
+
+ASYNC_SWITCH = "BYTEPS_ENABLE_ASYNC"
+
+
+def is_asynchronous() -> bool:
+    """Whether the environment asks for asynchronous training.
+
+    Raises:
+        InvalidArgumentError: the variable is no number.
+    """
+    value = os.environ.get(ASYNC_SWITCH, "").strip() or "0"
+    try:
+        return int(value) != 0
+    except ValueError as error:
+        raise InvalidArgumentError(f"{ASYNC_SWITCH}={value}; give 1, or 0 for synchronous training") from error
+
+
+def refuse_asynchronous(door: str, instead: str) -> None:
+    """Raises UnsupportedError if the environment asks for asynchronous training, where `door` has none."""
+    if is_asynchronous():
+        raise UnsupportedError(f"{ASYNC_SWITCH}=1 with {door}, which is synchronous; unset it, or use {instead}")
 
 
 class BytePSBasics:

@@ -15,7 +15,17 @@ from gradlane._compression import Compression, Compressor
 from gradlane._operations import check_root
 from gradlane._recent import RecentNames
 from gradlane._reduction import broadcast_of
-from gradlane.compat.byteps.common import init, local_rank, local_size, rank, resume, shutdown, size, suspend
+from gradlane.compat.byteps.common import (
+    init,
+    local_rank,
+    local_size,
+    rank,
+    refuse_asynchronous,
+    resume,
+    shutdown,
+    size,
+    suspend,
+)
 from gradlane.compat.byteps.keras import callbacks
 from gradlane.errors import FailedPreconditionError
 
@@ -50,7 +60,12 @@ def DistributedOptimizer(
     compression: Compressor = Compression.none,
     sparse_as_dense: bool = False,
 ) -> Any:
-    """Makes a Keras optimizer distributed; see `gradlane.keras.DistributedOptimizer`. `name` is that of the tensors."""
+    """Makes a Keras optimizer distributed; see `gradlane.keras.DistributedOptimizer`. `name` is that of the tensors.
+
+    Raises:
+        UnsupportedError: `BYTEPS_ENABLE_ASYNC` asks for asynchronous training.
+    """
+    refuse_asynchronous("DistributedOptimizer of byteps.keras", "gradlane.tensorflow.ServerOptimizer")
     del device_dense, device_sparse
     return gl.DistributedOptimizer(optimizer, compression=compression, sparse_as_dense=sparse_as_dense, name=name)
 

@@ -21,6 +21,7 @@ from gradlane.compat.byteps.common import (
     local_rank,
     local_size,
     rank,
+    refuse_asynchronous,
     resume,
     shutdown,
     size,
@@ -52,6 +53,8 @@ __all__ = [
     "size",
     "suspend",
 ]
+
+_ASYNCHRONOUS = "gradlane.tensorflow.ServerOptimizer"
 
 
 def push_pull(
@@ -169,7 +172,11 @@ def DistributedOptimizer(
     """Makes an optimizer of Keras or of TensorFlow 1 distributed; see `gradlane.tensorflow.DistributedOptimizer`.
 
     `use_locking` has no effect, and `name` is that of the tensors.
+
+    Raises:
+        UnsupportedError: `BYTEPS_ENABLE_ASYNC` asks for asynchronous training.
     """
+    refuse_asynchronous("DistributedOptimizer of byteps.tensorflow", _ASYNCHRONOUS)
     del use_locking, device_dense, device_sparse
     return gl.DistributedOptimizer(
         optimizer,
@@ -189,6 +196,11 @@ def DistributedGradientTape(
     sparse_as_dense: bool = False,
     op: ReduceOp = Average,
 ) -> Any:
-    """Makes a gradient tape distributed; see `gradlane.tensorflow.DistributedGradientTape`."""
+    """Makes a gradient tape distributed; see `gradlane.tensorflow.DistributedGradientTape`.
+
+    Raises:
+        UnsupportedError: `BYTEPS_ENABLE_ASYNC` asks for asynchronous training.
+    """
+    refuse_asynchronous("DistributedGradientTape", _ASYNCHRONOUS)
     del device_dense, device_sparse
     return gl.DistributedGradientTape(gradtape, op=op, compression=compression, sparse_as_dense=sparse_as_dense)

@@ -11,6 +11,7 @@ import gradlane.torch as gl
 from gradlane.compat.byteps.common import (
     get_pushpull_speed,
     init,
+    is_asynchronous,
     local_rank,
     local_size,
     rank,
@@ -19,6 +20,7 @@ from gradlane.compat.byteps.common import (
     size,
     suspend,
 )
+from gradlane.compat.byteps.torch import _asynchronous
 from gradlane.compat.byteps.torch.compression import Compression
 from gradlane.compat.byteps.torch.ops import (
     byteps_torch_set_num_grads,
@@ -76,7 +78,13 @@ def DistributedOptimizer(
 
     It has BytePS's `synchronize()`, `skip_synchronize()` and `set_backward_passes_per_step(n)`. Without `compression`, each
     gradient has the compressor that `declare` gave to `Gradient.` and the name of its parameter.
+
+    With `BYTEPS_ENABLE_ASYNC=1` in the environment it averages nothing. Each worker steps by its own gradients, its change of
+    the weights is added to those on the servers, and the sum takes their place, also with the changes of others. Nobody waits,
+    and nothing is compressed. The job needs a server, unless the worker is alone; broadcast the parameters before the first step.
     """
+    if is_asynchronous():
+        return _asynchronous.make_asynchronous(optimizer, named_parameters, backward_passes_per_step)
 
     def declared(name: str, shape: tuple[int, ...]) -> Compressor:
         del shape

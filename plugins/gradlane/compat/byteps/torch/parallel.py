@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from torch import nn
 
 from gradlane import torch as gl
+from gradlane.compat.byteps.common import refuse_asynchronous
 from gradlane.torch.compression import Compression, Compressor
 
 __all__ = ["DistributedDataParallel"]
@@ -26,10 +27,14 @@ class DistributedDataParallel(gl.DistributedDataParallel):
         broadcast_buffers: bool = True,
         compression: Compressor = Compression.none,
     ) -> None:
-        """Broadcasts the state of rank 0; see `gradlane.torch.DistributedDataParallel` for arguments and errors.
+        """Broadcasts the state of rank 0; see `gradlane.torch.DistributedDataParallel` for arguments and more errors.
 
         As in BytePS, `device_ids` may also be given for a module that is wholly on the CPU, where it says nothing.
+
+        Raises:
+            UnsupportedError: `BYTEPS_ENABLE_ASYNC` asks for asynchronous training.
         """
+        refuse_asynchronous("DistributedDataParallel", "DistributedOptimizer of byteps.torch")
         on_cpu = all(parameter.device.type == "cpu" for parameter in module.parameters())
         super().__init__(
             module,
