@@ -111,6 +111,11 @@ class ServerOptimizer(torch.optim.Optimizer):
         return self._training.mode
 
     @property
+    def prefix(self) -> str:
+        """What the names of its parameters on the servers begin with, before a slash: of those in a checkpoint, too."""
+        return self._training.prefix
+
+    @property
     def outcome(self) -> StepOutcome | None:
         """What the last step has come to."""
         return self._training.outcome
@@ -183,7 +188,7 @@ class ServerOptimizer(torch.optim.Optimizer):
             self._is_local = was_local
 
     def pull(self) -> None:
-        """Takes over the present weights, with the steps of all workers that were made."""
+        """Takes over the present weights, with the steps of all workers that were made, or those of a checkpoint that was loaded."""
         self._training.pull(self._weights())
 
     def leave(self) -> None:
