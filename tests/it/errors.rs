@@ -34,6 +34,7 @@ matrix! {
 fn every_class_of_failure_can_happen_and_says_whether_to_try_again() {
     for (code, retryable) in [
         (Code::InvalidArgument, false),
+        (Code::NotFound, false),
         (Code::AlreadyExists, false),
         (Code::FailedPrecondition, false),
         (Code::Aborted, false),
@@ -85,6 +86,10 @@ fn provoke(code: Code) -> Error {
             let cluster = Cluster::start(Over::Quic, 1, 1);
             let op = Op::Broadcast { root: WorkerId(7) };
             Tensor::new("a", vec![1.0; 10]).reduce(&cluster.workers[0], op).expect_err("nobody has this rank")
+        }
+        Code::NotFound => {
+            let empty = tempfile::tempdir().unwrap();
+            gradlane_server::checkpoint::open(empty.path(), None).expect_err("nothing was saved there")
         }
         Code::AlreadyExists => {
             let config = config(Over::Quic, &[]);

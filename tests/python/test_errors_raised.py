@@ -5,8 +5,10 @@ Two workers and their server live in this process, so that a disagreement needs 
 
 import array
 import socket
+import tempfile
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
+from pathlib import Path
 
 import gradlane
 import numpy as np
@@ -149,6 +151,16 @@ def ask_before_init(pair):
     gradlane.rank()
 
 
+def read_where_nothing_was_saved(pair):
+    gradlane.checkpoint.Reader("no such directory")
+
+
+def read_what_was_damaged(pair):
+    with tempfile.TemporaryDirectory() as directory:
+        Path(directory, "latest").write_text("checkpoint-1")
+        gradlane.checkpoint.Reader(directory)
+
+
 def reduce_memory_of_an_unknown_kind(pair):
     gradlane.push_pull(OnDevice(np.zeros(3)), "device")
 
@@ -164,6 +176,8 @@ RAISED = [
     (errors.NotFormedError, "DeadlineExceeded", False, form_a_job_alone),
     (errors.CancelledError, "Cancelled", False, cancel),
     (errors.ResourceExhaustedError, "ResourceExhausted", True, submit_more_than_fits),
+    (errors.NotFoundError, "NotFound", False, read_where_nothing_was_saved),
+    (errors.CorruptCheckpointError, "DataLoss", False, read_what_was_damaged),
     (errors.DuplicateRankError, "AlreadyExists", False, take_a_rank_that_is_taken),
     (errors.IncompatibleError, "FailedPrecondition", False, come_as_one_of_three_to_a_job_of_two),
     (errors.AuthError, "Unauthenticated", False, come_with_another_secret),

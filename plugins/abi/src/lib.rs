@@ -17,7 +17,7 @@ pub use reduction::{Attributes, Reduction, lines};
 pub use status::{GradlaneError, GradlaneStatus};
 pub use table::{ENGINE_MAGIC, ENGINE_VERSION, EngineTable};
 pub use types::{
-    GRADLANE_ABI_VERSION, GRADLANE_FOREVER, GradlaneAccess, GradlaneCallback, GradlaneDtype, GradlaneEffect,
-    GradlaneFate, GradlaneMemory, GradlaneOp, GradlaneOperation, GradlaneParameterUse, GradlaneSession,
-    GradlaneSetting, GradlaneStep, GradlaneSubmission, GradlaneTensor, GradlaneTicked,
+    GRADLANE_ABI_VERSION, GRADLANE_FOREVER, GradlaneAccess, GradlaneCallback, GradlaneCheckpoint, GradlaneDtype,
+    GradlaneEffect, GradlaneFate, GradlaneMemory, GradlaneMissing, GradlaneOp, GradlaneOperation, GradlaneParameterUse,
+    GradlaneSession, GradlaneSetting, GradlaneStep, GradlaneSubmission, GradlaneTensor, GradlaneTicked,
 };

@@ -290,6 +290,32 @@ pub struct GradlaneTicked {
     pub fate: u64,
 }
 
+/// A checkpoint that is whole.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct GradlaneCheckpoint {
+    /// Its number: those of one directory count from 1.
+    pub number: u64,
+    /// How many tensors were written, or read.
+    pub tensors: u64,
+    /// The bytes of their values.
+    pub bytes: u64,
+    /// How many files it has.
+    pub files: u64,
+}
+
+/// What becomes of a parameter that a checkpoint lacks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u32)]
+pub enum GradlaneMissing {
+    /// Nothing is loaded.
+    Refuse = 1,
+    /// It keeps the value that it has, or waits for its first one.
+    Leave = 2,
+    /// Its value is zero.
+    Zero = 3,
+}
+
 /// What `gradlane_begin_step` says. A program sets `struct_size`, and the library the other fields.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]

@@ -17,7 +17,7 @@ use gradlane_server::checkpoint::{
     self, FORMAT, Manifest, SavedClock, SavedTable, SavedTensor, Saving, Source, compare,
 };
 
-use crate::parameters::Parameters;
+use crate::parameters::{FrozenParameters, Parameters};
 
 /// The files of this process.
 pub(crate) struct OwnCheckpoints {
@@ -60,7 +60,7 @@ impl OwnCheckpoints {
         let SaveAsk { path, keep, notes, wait: _ } = ask;
         let root = checkpoint::root(self.root.as_deref())?;
         let pool = Pool::new();
-        let (tensors, parts, steps) = parameters.frozen(&pool)?;
+        let FrozenParameters { tensors, parts, steps } = parameters.frozen(&pool)?;
         if tensors.is_empty() {
             return Err(Error::FailedPrecondition {
                 what: "this job has no parameter".to_owned(),

@@ -34,6 +34,15 @@ struct Kept {
     begins: BTreeMap<ClockKey, ClockStep>,
 }
 
+/// All parameters as they were at one moment.
+pub(crate) struct FrozenParameters {
+    pub(crate) tensors: Vec<TensorSpec>,
+    /// What the part of each has.
+    pub(crate) parts: BTreeMap<PartId, FrozenPart>,
+    /// How far the clocks were.
+    pub(crate) steps: Vec<ClockStep>,
+}
+
 /// A clock that one worker ticks.
 #[derive(Debug)]
 struct OwnClock {
@@ -196,14 +205,11 @@ impl Parameters {
         Ok(Ticked { round: clock.finished, step: clock.step(), ahead: 0, fate: Fate::Accepted })
     }
 
-    /// All parameters as they are now, what their parts have, and how far the clocks are.
+    /// All parameters as they are now.
     ///
     /// # Errors
     /// [`Error::FailedPrecondition`] if one has no value.
-    pub(crate) fn frozen(
-        &self,
-        pool: &Pool,
-    ) -> Result<(Vec<TensorSpec>, BTreeMap<PartId, FrozenPart>, Vec<ClockStep>)> {
+    pub(crate) fn frozen(&self, pool: &Pool) -> Result<FrozenParameters> {
         let kept = self.lock();
         let mut parts = BTreeMap::new();
         for parameter in kept.parameters.values() {
@@ -225,7 +231,7 @@ impl Parameters {
         let step =
             |clock: &OwnClock| Some(ClockStep { clock: clock.mode.clock?, step: clock.step(), samples: clock.samples });
         let steps = kept.clocks.values().filter_map(step).collect();
-        Ok((kept.tensors(), parts, steps))
+        Ok(FrozenParameters { tensors: kept.tensors(), parts, steps })
     }
 
     /// The parameters that were used.

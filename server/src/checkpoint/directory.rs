@@ -20,6 +20,14 @@ pub fn root(configured: Option<&Path>) -> Result<PathBuf> {
     root.canonicalize().map_err(io(format!("looking for checkpoint_dir {}", root.display())))
 }
 
+/// The place of a directory below `root`.
+///
+/// # Errors
+/// [`Error::InvalidArgument`] for a path that leads out of it; [`Error::Io`].
+pub fn place(root: &Path, path: &str) -> Result<PathBuf> {
+    below(root, path).map(|relative| root.join(relative))
+}
+
 /// A directory in which one coordinator saves checkpoints. Nobody else does while it is alive.
 #[derive(Debug)]
 pub struct Saving {
@@ -231,7 +239,7 @@ fn remove(path: &Path) -> Result<()> {
 ///
 /// # Errors
 /// [`Error::InvalidArgument`] if it leads somewhere else.
-pub(super) fn below(root: &Path, path: &str) -> Result<PathBuf> {
+fn below(root: &Path, path: &str) -> Result<PathBuf> {
     let refused = |problem: &str| {
         Err(Error::InvalidArgument {
             what: format!("the path {path:?} of a checkpoint {problem}"),

@@ -30,7 +30,7 @@ mod read;
 mod write;
 
 pub use compare::compare;
-pub use directory::{Saving, find, open, root};
+pub use directory::{Saving, find, open, place, root};
 pub use export::export;
 pub use manifest::{FORMAT, Manifest, SavedClock, SavedTable, SavedTensor};
 pub use part::FrozenPart;

@@ -17,7 +17,7 @@ use crate::node::command::{Archive, Archived, Errand};
 /// Files on behalf of one server.
 pub(crate) struct Archivist {
     jobs: Sender<Job>,
-    /// The save whose parts are being frozen.
+    /// What is begun and lacks parts, which are being frozen.
     open: Mutex<Option<Job>>,
     _thread: OwnThread,
 }
@@ -64,27 +64,32 @@ impl Archivist {
             Errand::Save { .. } => archive.plan.parts.len(),
             Errand::Read { .. } => 0,
         };
-        let job = Job { archive, parts: BTreeMap::new(), lost: None, missing };
-        self.pass_on(job);
+        *self.open.lock().expect(LOCK) = Some(Job { archive, parts: BTreeMap::new(), lost: None, missing });
+        self.pass_on(|_| {});
     }
 
     /// A part was frozen. The last one lets the writing begin.
     pub(crate) fn take(&self, order: u64, part: PartId, frozen: Option<FrozenPart>) {
-        let open = self.open.lock().expect(LOCK).take_if(|job| job.archive.order == order);
-        let Some(mut job) = open else { return };
-        job.missing -= 1;
-        match frozen {
-            Some(frozen) => drop(job.parts.insert(part, frozen)),
-            None => job.lost = Some(part),
-        }
-        self.pass_on(job);
+        self.pass_on(|job| {
+            if job.archive.order != order {
+                return;
+            }
+            job.missing -= 1;
+            match frozen {
+                Some(frozen) => drop(job.parts.insert(part, frozen)),
+                None => job.lost = Some(part),
+            }
+        });
     }
 
-    fn pass_on(&self, job: Job) {
-        match job.missing {
+    /// Changes the job that is open, and hands it over if it lacks nothing any more. Lanes freeze parts at the same time.
+    fn pass_on(&self, change: impl FnOnce(&mut Job)) {
+        let mut open = self.open.lock().expect(LOCK);
+        let Some(job) = open.as_mut() else { return };
+        change(job);
+        if let Some(job) = open.take_if(|job| job.missing == 0) {
             // The thread lives as long as this does.
-            0 => drop(self.jobs.send(job)),
-            _ => *self.open.lock().expect(LOCK) = Some(job),
+            let _ = self.jobs.send(job);
         }
     }
 }
@@ -92,7 +97,7 @@ impl Archivist {
 impl Job {
     fn work(self, root: Option<&Path>, pool: &Pool, done: &impl Fn(Done)) -> Result<(Written, Vec<(PartId, Version)>)> {
         let Self { archive: Archive { order, directory, plan, errand }, mut parts, lost, .. } = self;
-        let directory = checkpoint::root(root)?.join(&directory);
+        let directory = checkpoint::place(&checkpoint::root(root)?, &directory)?;
         if !directory.is_dir() {
             return Err(Error::FailedPrecondition {
                 what: format!("{} is not there for {}", directory.display(), server_of(&plan)),

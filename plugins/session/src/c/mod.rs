@@ -12,6 +12,7 @@
 
 mod answer;
 mod callbacks;
+mod checkpoints;
 mod lent;
 mod operations;
 mod parameters;
@@ -21,10 +22,12 @@ mod steps;
 mod table;
 mod told;
 
+pub use checkpoints::{gradlane_load_checkpoint, gradlane_save_checkpoint};
 pub use gradlane_abi::{
-    GRADLANE_ABI_VERSION, GRADLANE_FOREVER, GradlaneAccess, GradlaneCallback, GradlaneDtype, GradlaneEffect,
-    GradlaneError, GradlaneFate, GradlaneMemory, GradlaneOp, GradlaneOperation, GradlaneParameterUse, GradlaneSession,
-    GradlaneSetting, GradlaneStatus, GradlaneStep, GradlaneSubmission, GradlaneTensor, GradlaneTicked,
+    GRADLANE_ABI_VERSION, GRADLANE_FOREVER, GradlaneAccess, GradlaneCallback, GradlaneCheckpoint, GradlaneDtype,
+    GradlaneEffect, GradlaneError, GradlaneFate, GradlaneMemory, GradlaneMissing, GradlaneOp, GradlaneOperation,
+    GradlaneParameterUse, GradlaneSession, GradlaneSetting, GradlaneStatus, GradlaneStep, GradlaneSubmission,
+    GradlaneTensor, GradlaneTicked,
 };
 pub use lent::{LentSession, engine_table, failure};
 pub use operations::{

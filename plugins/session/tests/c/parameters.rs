@@ -40,6 +40,40 @@ fn an_average_is_read_by_a_use_of_its_own() {
 }
 
 #[test]
+fn a_checkpoint_is_saved_and_loaded_with_what_the_rule_keeps() {
+    let job = Session::start();
+    // Tests run in the folder of the package, below which checkpoints are.
+    let directory = tempfile::tempdir_in(".").unwrap();
+    let place = std::ffi::CString::new(directory.path().file_name().unwrap().to_str().unwrap()).unwrap();
+    let (mut value, mut gradient, mut out) = ([8.0_f32, 4.0], [1.0_f32, 1.0], [0.0_f32; 2]);
+    let by = |access, values: &mut [f32; 2]| GradlaneParameterUse {
+        rule: c"sgd:lr=1,momentum=0.5".as_ptr(),
+        ..parameter(access, values)
+    };
+    job.used(&by(GradlaneAccess::Init, &mut value));
+    job.used(&by(GradlaneAccess::PushStep, &mut gradient));
+    let (mut told, mut saved) = (Told::new(), GradlaneCheckpoint { number: 0, tensors: 0, bytes: 0, files: 0 });
+    // SAFETY: the variables live in this function.
+    let status =
+        unsafe { gradlane_save_checkpoint(job.0, place.as_ptr(), 2, c"epoch 1".as_ptr(), 0, &mut saved, told.error()) };
+    assert_eq!((status, saved.number, saved.bytes, saved.files), (GradlaneStatus::Ok, 1, 8, 4), "{}", told.text());
+    job.used(&by(GradlaneAccess::PushStep, &mut gradient));
+    let load = |number, missing, told: &mut Told| {
+        // SAFETY: the variables live in this function.
+        unsafe { gradlane_load_checkpoint(job.0, place.as_ptr(), number, missing, 0, 0, 0, null_mut(), told.error()) }
+    };
+    assert_eq!(load(0, GradlaneMissing::Refuse as u32, &mut told), GradlaneStatus::Ok, "{}", told.text());
+    job.used(&by(GradlaneAccess::Pull, &mut out));
+    assert_eq!(out, [7.0, 3.0]);
+    job.used(&by(GradlaneAccess::PushStep, &mut gradient));
+    job.used(&by(GradlaneAccess::Pull, &mut out));
+    assert_eq!(out, [5.5, 1.5], "with the momentum of the first step");
+    assert_eq!(load(7, GradlaneMissing::Refuse as u32, &mut told), GradlaneStatus::NotFound);
+    assert_eq!(load(0, 9, &mut told), GradlaneStatus::InvalidArgument);
+    assert!(told.text().contains("missing 9"), "{}", told.text());
+}
+
+#[test]
 fn a_use_that_makes_no_sense_is_refused_by_the_field_that_is_wrong() {
     let job = Session::start();
     let mut values = [1.0_f32, 2.0];

@@ -435,6 +435,8 @@ impl Witness {
             | Error::Unresponsive { .. }
             | Error::StillRunning { .. }
             | Error::QuorumLost { .. }
+            | Error::NotFound { .. }
+            | Error::CorruptCheckpoint { .. }
             | Error::Internal { .. } => false,
         }
     }
