@@ -373,6 +373,7 @@ mod tests {
         let outlets = Outlets {
             send: Box::new(move |outgoing| drop(sink.send(outgoing))),
             tell: Box::new(move |told| ear.send(told).unwrap_or_default()),
+            archive: Box::new(|_, _, _| unreachable!("nothing is frozen")),
         };
         (SumLanes::new(NonZeroUsize::new(threads).unwrap(), inline, &resources, outlets).unwrap(), sent, told)
     }

@@ -215,7 +215,9 @@ impl World {
         let task = match chosen >> 1 & 3 {
             0 => Task::Save { directory, checkpoint: 1, plan },
             1 => Task::Read { directory, with_state: true, plan },
-            2 => Task::Apply { bases: vec![ClockStep { clock: ClockKey(1), step: u64::from(input.byte()), samples: 0 }] },
+            2 => {
+                Task::Apply { bases: vec![ClockStep { clock: ClockKey(1), step: u64::from(input.byte()), samples: 0 }] }
+            }
             _ => Task::Cancel,
         };
         self.node.handle_member(MemberEvent::Order(Order { number: self.orders, task }));

@@ -58,7 +58,7 @@ fn a_server_that_was_away_gets_its_order_again_and_its_answer_counts_once() {
     let number = begun(&mut job);
     job.disconnect(SERVER);
     job.coordinator.handle_disk(number, Ok(directory()));
-    job.join_as(8, SERVER, server(0));
+    job.join_as(8, SERVER as u8, server(0));
     assert!(matches!(job.received(8).last(), Some(Frame::Order(order)) if order.number == number));
     job.frame(8, obeyed(number));
     job.frame(8, obeyed(number));
@@ -221,7 +221,7 @@ fn obeyed(order: u64) -> Frame {
     Frame::Obeyed { order, outcome: Ok(Written { table, files: 2, bytes: 16, rounds: Vec::new() }) }
 }
 
-fn answer(job: &mut Job, link: u64) -> Result<Checkpointed, Error> {
+fn answer(job: &mut Job, link: u64) -> gradlane_core::Result<Checkpointed> {
     let is_answer = |frame| if let Frame::Checkpointed { outcome, .. } = frame { Some(outcome) } else { None };
     job.received(link).into_iter().find_map(is_answer).expect("an answer")
 }

@@ -132,7 +132,7 @@ fn a_round_that_has_begun_is_not_read_over_and_rounds_go_on_from_the_step_that_w
         ..to_do(access, round)
     };
     let part = to_do(INIT, 0).target.part;
-    let mut call = |world: &mut World, access, round, clock_at, value: f32| {
+    let call = |world: &mut World, access, round, clock_at, value: f32| {
         let exchange = world.open(0, by(access, round, clock_at));
         world.bring(exchange, &floats([value; 4]));
         world.outcome(exchange)
@@ -143,18 +143,18 @@ fn a_round_that_has_begun_is_not_read_over_and_rounds_go_on_from_the_step_that_w
     let refused = world.refusal().to_string();
     assert!(refused.starts_with("round 1 has begun: worker 0 has brought a gradient of w"), "{refused}");
     let close = |round| {
-        let half = Half::Workers { workers: [WorkerId(0)].into_iter().collect(), clips: false };
+        let half = Half::Workers { workers: [WorkerId(0)].into_iter().collect(), clips: false, samples: 0 };
         MemberEvent::Close(Closing { clock: ClockKey(7), round, half })
     };
     world.member(close(1));
     world.order(2, save(part));
     world.archived(2, Ok((written(), Vec::new())));
-    let saved_at = vec![ClockStep { clock: ClockKey(7), step: 1 }];
+    let saved_at = vec![ClockStep { clock: ClockKey(7), step: 1, samples: 0 }];
     assert_eq!(world.obeyed.last(), Some(&(2, Ok(Written { rounds: saved_at, ..written() }))));
     world.order(3, read(part));
     world.read(3, part, 10.0);
     // Four steps were done when that was saved.
-    world.order(3, Task::Apply { bases: vec![ClockStep { clock: ClockKey(7), step: 3 }] });
+    world.order(3, Task::Apply { bases: vec![ClockStep { clock: ClockKey(7), step: 3, samples: 0 }] });
     call(&mut world, STEP, 2, 2, 1.0);
     world.member(close(2));
     assert_eq!(world.pull(0, 3).1, vec![10.0 - 0.25; 4], "after four steps the rate is a quarter");
@@ -205,7 +205,8 @@ impl World {
 
     /// A part was read, with this value and version 9.
     fn read(&mut self, order: u64, part: PartId, value: f32) {
-        let blocks = floats([value; 4]).chunks(8).map(|bytes| {
+        let bytes = floats([value; 4]);
+        let blocks = bytes.chunks(8).map(|bytes| {
             let mut block = gradlane_core::mem::Pool::new().lease(bytes.len());
             block.copy_from_slice(bytes);
             block.freeze()

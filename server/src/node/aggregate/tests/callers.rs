@@ -64,6 +64,8 @@ fn all_workers_of_a_machine_that_does_not_come_are_named() {
     let reported = commands.iter().find_map(|command| match command {
         Command::Stalled { stall } => Some(&stall.missing),
         Command::Step(_)
+        | Command::Archive(_)
+        | Command::Obeyed { .. }
         | Command::Reject { .. }
         | Command::Accept { .. }
         | Command::Unroute { .. }
