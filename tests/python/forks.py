@@ -1,10 +1,11 @@
 """Runs workers in forks of a process that has imported what they need already: pytest, and PyTorch with its compiler if they use it.
 
-The imports take three to four seconds of a core with PyTorch, and half a second without. The tests start more than 500 workers, which would
+The imports take six to eight seconds of a core with PyTorch, and half a second without. The tests start more than 500 workers, which would
 do little else.
 
-`gradlane run` starts this file as its worker. It is the stand-in of a fork: it hands over its arguments, environment and output, passes
-signals on, and ends as the fork ends. If the stand-in is killed, the fork is killed too.
+`gradlane run` starts this file as its worker, with the arguments of pytest, or with a script and its arguments. It is the stand-in of a fork:
+it hands over its arguments, environment and output, passes signals on, and ends as the fork ends. If the stand-in is killed, the fork is
+killed too.
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ import gc
 import importlib
 import json
 import os
+import runpy
 import selectors
 import signal
 import socket
 import sys
 import threading
+import traceback
 
 SOCKETS = "WORKER_TEST_SOCKETS"
 """In a stand-in: the folder with a socket of each server."""
@@ -30,10 +33,10 @@ defect shows if ranks go through a set of strings in different orders."""
 
 
 def stand_in(arguments: list[str]) -> None:
-    """Runs pytest with these arguments in a fork, and ends this process as the fork ends."""
+    """Runs these arguments in a fork, and ends this process as the fork ends."""
     request = {"arguments": arguments, "environment": dict(os.environ), "folder": os.getcwd()}
     server = socket.socket(socket.AF_UNIX)
-    server.connect(os.path.join(os.environ[SOCKETS], str(int(os.environ["GRADLANE_RANK"]) % SERVERS)))
+    server.connect(os.path.join(os.environ[SOCKETS], str(int(os.environ.get("GRADLANE_RANK", "0")) % SERVERS)))
     socket.send_fds(server, [b"\0"], [sys.stdout.fileno(), sys.stderr.fileno()])
     server.sendall(json.dumps(request).encode() + b"\n")
     answers = server.makefile()
@@ -57,6 +60,22 @@ def leave(code: int) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+def run_script(arguments: list[str]) -> int:
+    """Runs a script as Python itself would, and returns its exit code."""
+    sys.argv, sys.path[0] = arguments, os.path.dirname(arguments[0])
+    try:
+        runpy.run_path(arguments[0], run_name="__main__")
+    except SystemExit as end:
+        if not isinstance(end.code, str):
+            return end.code or 0
+        print(end.code, file=sys.stderr)
+        return 1
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    return 0
 
 
 class Server:
@@ -107,7 +126,7 @@ class Server:
             os.environ.update(environment)
             os.chdir(folder)
             sys.path[0] = folder
-            leave(self._pytest.main(arguments))
+            leave(run_script(arguments) if arguments[0].endswith(".py") else self._pytest.main(arguments))
         with contextlib.suppress(OSError):  # the fork does so too, and may have ended
             os.setpgid(fork, fork)
         self._stand_ins[fork] = stand_in

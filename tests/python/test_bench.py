@@ -110,10 +110,19 @@ def test_scripts_that_measure_training_steps_run(script, line):
     assert ended.code == 0 and re.search(line, ended.output), ended.output
 
 
-@pytest.mark.parametrize(("what", "line"), [("time", r"4 KB +sync +[\d.]+ ms, [\d.]+ of the sum"), ("slow", r"k_of_n:k=1 +[\d.]+ of 2")])
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("what", "line"),
+    [
+        (["time", "--peer", "tcp"], r"4 KB +sync +[\d.]+ ms, [\d.]+ \([\d.]+-[\d.]+\) of the sum\n(.*\n)*4 KB +async sgd takes [\d.]+ .* of the time of rpc tcp"),
+        (["slow"], r"k_of_n:k=1 +[\d.]+ of 2"),
+    ],
+    ids=["time", "slow"],
+)
 def test_the_script_that_measures_modes_runs(what, line):
+    pytest.importorskip("torch")
     command = [sys.executable, "-m", "gradlane", "run", "-n", "2", "-s", "1", "--", sys.executable]
-    script = [str(ROOT / "bench" / "modes.py"), what, "--steps", "2", "--rest", "0.01"]
+    script = [str(ROOT / "bench" / "modes.py"), *what, "--steps", "2", "--rest", "0.01"]
     [ended] = run_all([([*command, *script], {})], timeout=120.0)
     assert ended.code == 0 and re.search(line, ended.output), ended.output
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from gradlane import InvalidArgumentError, MismatchError, parameters, rules
 
-pytestmark = [pytest.mark.workers(1, 2, servers=3), pytest.mark.over("shm", "quic")]
+pytestmark = [pytest.mark.workers(2, servers=3), pytest.mark.over("shm", "quic")]
 
 STEPS = 100
 LARGE = 3 << 20
@@ -260,6 +260,7 @@ def test_an_average_needs_a_rule_that_keeps_it():
         parameters.pull(f"plain {name}", out, kind="ema")
 
 
+@pytest.mark.workers(1, 2, servers=3)
 def test_large_tensors_on_all_servers_are_changed_as_one():
     rule, rank = rules.AdamW(lr=0.01), gradlane.rank()
     first = gradients(7, (LARGE,))

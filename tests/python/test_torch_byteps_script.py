@@ -31,7 +31,7 @@ def test_the_digits_script_trains_under_bpslaunch(transport, tmp_path):
     check_training(command, two_processes, transport, tmp_path)
 
 
-@pytest.mark.over("shm", "quic")
+@pytest.mark.over("quic")
 def test_the_digits_script_trains_asynchronously(transport, tmp_path):
     launcher = [sys.executable, "-m", "gradlane", "run", "-n", "2", "-s", "2", "--"]
     command = [*launcher, sys.executable, "-m", "gradlane.compat.byteps", SCRIPT]
