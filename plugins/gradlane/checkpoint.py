@@ -15,7 +15,6 @@ set, it is the directory in which they were started. Each directory has the chec
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import threading
@@ -290,6 +289,8 @@ class Reader:
             NotFoundError, CorruptCheckpointError, IncompatibleError: as `load`.
         """
         self._path = Path(path)
+        import json
+
         text, directory = _core.read_manifest(self._path, _number(checkpoint))
         about = json.loads(text)
         self.number: int = about["checkpoint"]
@@ -369,6 +370,8 @@ def _path(path: str | os.PathLike[str]) -> str:
 
 
 def _notes(extra: Any) -> str:
+    import json
+
     try:
         return "" if extra is None else json.dumps(extra, allow_nan=False)
     except (TypeError, ValueError) as error:
@@ -376,6 +379,8 @@ def _notes(extra: Any) -> str:
 
 
 def _extra(notes: str) -> Any:
+    import json
+
     try:
         return json.loads(notes) if notes else None
     except ValueError as error:

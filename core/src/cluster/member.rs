@@ -272,16 +272,6 @@ impl Member {
         request
     }
 
-    /// This process uses these names no more, and has nothing under way for them. Their declarations were answered. If the membership has
-    /// ended, nothing happens.
-    pub fn undeclare(&mut self, names: Vec<String>) {
-        let request = self.requests.number();
-        if self.may_ask().is_ok() {
-            let frame = self.requests.undeclare(request, names);
-            self.ask(frame);
-        }
-    }
-
     /// Arrives at the barrier `name`. Ends in [`MemberEvent::BarrierDone`] with the returned number: when all workers have arrived, or with
     /// an error, at the latest shortly after `patience`.
     pub fn barrier(&mut self, now: Time, name: String, patience: Patience) -> u64 {

@@ -238,35 +238,6 @@ impl Clocks {
         turns.fold(Turn::default(), Turn::and)
     }
 
-    /// The global step of each clock, and its samples, of the rounds that servers have applied.
-    pub(crate) fn steps(&self) -> Vec<ClockStep> {
-        let at = |clock: &Clock| {
-            let samples = if clock.squares.is_some() { clock.samples_settled } else { clock.samples };
-            Some(ClockStep { clock: clock.mode.clock?, step: clock.step(), samples })
-        };
-        self.clocks.values().filter_map(at).collect()
-    }
-
-    /// Clocks go on from these. Returns of each what is added to its rounds for that, modulo 2^64.
-    pub(crate) fn go_back(&mut self, steps: &[ClockStep]) -> Vec<ClockStep> {
-        let progress =
-            |key| self.clocks.values().find(|clock| clock.mode.clock == Some(key)).map_or(0, Clock::progress);
-        let base = |at: &ClockStep| ClockStep { step: at.step.wrapping_sub(progress(at.clock)), ..*at };
-        let bases: Vec<ClockStep> = steps.iter().map(base).collect();
-        self.begin_at(&bases);
-        bases
-    }
-
-    /// As [`go_back`](Self::go_back), with what is added.
-    pub(crate) fn begin_at(&mut self, bases: &[ClockStep]) {
-        self.begins = bases.iter().map(|base| (base.clock, *base)).collect();
-        for clock in self.clocks.values_mut() {
-            let begins = clock.mode.clock.and_then(|key| self.begins.get(&key));
-            clock.base = begins.map_or(0, |begins| begins.step);
-            clock.samples = begins.map_or(clock.samples, |begins| begins.samples);
-        }
-    }
-
     /// Another coordinator goes on with the job: workers that still wait say so again, with the time that they have left.
     pub(crate) fn wait_again(&mut self) {
         self.clocks.values_mut().for_each(|clock| clock.waiting.clear());
@@ -453,19 +424,6 @@ impl Clock {
         due.iter().map(|worker| self.finished_by(worker)).min().unwrap_or_default()
     }
 
-    /// The global step.
-    fn step(&self) -> u64 {
-        self.base.wrapping_add(self.progress())
-    }
-
-    /// The steps since it was begun.
-    fn progress(&self) -> u64 {
-        match self.mode.pace {
-            Pace::Rounds { .. } => self.settled(),
-            Pace::Async | Pace::Ssp { .. } => self.ticks,
-        }
-    }
-
     fn finished_by(&self, worker: WorkerId) -> u64 {
         self.finished.get(&worker).copied().unwrap_or_default()
     }
@@ -527,6 +485,8 @@ fn too_many(name: &str) -> Error {
         hint: "use one clock for all parameters that are pushed together".to_owned(),
     }
 }
+
+mod stepping;
 
 #[cfg(test)]
 mod tests;

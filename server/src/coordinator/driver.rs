@@ -127,12 +127,8 @@ impl CoordinatorNode {
 
         let end = Arc::new(End::default());
         let probe = Arc::new(Probe::new(&machine, listener.enrolments_refused()));
-        let (told, life) = (inputs.clone(), join.ca_hash.map(|byte| format!("{byte:02x}")).concat());
-        let files = Files::start(config.checkpoint_dir.clone(), life, move |number, outcome| {
-            let _ = told.send(Input::Disk { number, outcome });
-        })?;
         let mut driver = Driver {
-            files,
+            files: Files::start(config.checkpoint_dir.clone(), &join, inputs.clone())?,
             machine: coordinator,
             journal,
             clock,

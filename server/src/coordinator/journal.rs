@@ -162,6 +162,7 @@ impl Record {
             }
             Entry::WentBack { bases } => {
                 bytes.push(code::WENT_BACK);
+                bytes.extend((bases.len() as u32).to_le_bytes());
                 for ClockStep { clock, step, samples } in bases {
                     bytes.extend([clock.0, *step, *samples].into_iter().flat_map(u64::to_le_bytes));
                 }
@@ -240,8 +241,8 @@ fn read(rest: &mut &[u8]) -> Option<Result<Entry>> {
             Entry::Kept { key, value: read_bytes(rest)?.to_vec() }
         }
         code::WENT_BACK => {
-            let mut bases = Vec::new();
-            while !rest.is_empty() {
+            let (count, mut bases) = (read_count(rest)?, Vec::new());
+            for _ in 0..count {
                 let clock = ClockKey(read_u64(rest)?);
                 bases.push(ClockStep { clock, step: read_u64(rest)?, samples: read_u64(rest)? });
             }

@@ -10,7 +10,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use gradlane_core::error::{Error, Result};
-use gradlane_core::types::{Incarnation, LinkId, Member, NodeId, Role, Round, Scheme, ServerId, Time, WorkerId};
+use gradlane_core::types::{Incarnation, LinkId, Member, NodeId, Role, Round, Scheme, Time, WorkerId};
 use gradlane_core::wire::frame::{Health, Join, Progress};
 use gradlane_core::wire::limits;
 
@@ -331,12 +331,6 @@ impl Roster {
     /// The worker with this rank, once sealed.
     pub(super) fn worker(&self, rank: WorkerId) -> Option<&Seat> {
         self.ranks.get(rank.0 as usize).and_then(|identity| self.seats.get(identity))
-    }
-
-    /// The server with this index.
-    pub(super) fn server(&self, server: ServerId) -> Option<&Seat> {
-        let is_it = |seat: &&Seat| seat.member.process.role == Role::Server && seat.member.index == server.0;
-        self.seats.values().find(is_it)
     }
 
     /// Whether no working worker is left.

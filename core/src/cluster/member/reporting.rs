@@ -61,6 +61,16 @@ impl Member {
         self.ask(Frame::Saw { node, pid });
     }
 
+    /// This process uses these names no more, and has nothing under way for them. Their declarations were answered. If the membership has
+    /// ended, nothing happens.
+    pub fn undeclare(&mut self, names: Vec<String>) {
+        let request = self.requests.number();
+        if self.may_ask().is_ok() {
+            let frame = self.requests.undeclare(request, names);
+            self.ask(frame);
+        }
+    }
+
     /// Asks for the next certificate of this process; [`MemberEvent::Renewed`](crate::cluster::MemberEvent::Renewed) is the answer. Without a connection this does nothing, and a
     /// request that is lost is not repeated: the caller asks again.
     pub fn renew(&mut self) {

@@ -7,7 +7,9 @@ use std::path::{Path, PathBuf};
 use crossbeam_channel::{Sender, unbounded};
 use gradlane_core::error::{Error, Result};
 use gradlane_core::local::OwnThread;
+use gradlane_core::types::JoinString;
 
+use super::Input;
 use crate::checkpoint::{self, Manifest, Saving};
 use crate::coordinator::{Disk, DiskTask, Found};
 
@@ -29,15 +31,12 @@ struct Keeper {
 }
 
 impl Files {
-    /// Starts the thread. It works below `root` for a life of a job, and tells `done`.
+    /// Starts the thread. It works below `root` for a life of a job, which is named by its authority, and tells the coordinator by `inputs`.
     ///
     /// # Errors
     /// [`Error::Io`] if the system gives no thread.
-    pub(super) fn start(
-        root: Option<PathBuf>,
-        life: String,
-        done: impl Fn(u64, Result<Found>) + Send + 'static,
-    ) -> Result<Self> {
+    pub(super) fn start(root: Option<PathBuf>, join: &JoinString, inputs: Sender<Input>) -> Result<Self> {
+        let life = join.ca_hash.map(|byte| format!("{byte:02x}")).concat();
         let (work, received) = unbounded::<Disk>();
         let thread = OwnThread::start("gl-checkpoints", move || {
             let mut keeper = Keeper { root, lives: vec![life], directories: BTreeMap::new(), open: None };
@@ -45,7 +44,7 @@ impl Files {
                 let worked = catch_unwind(AssertUnwindSafe(|| keeper.work(task)));
                 let outcome = worked.unwrap_or_else(|panic| Err(Error::of_panic("a checkpoint", &*panic)));
                 if let Some(outcome) = outcome.transpose() {
-                    done(number, outcome);
+                    let _ = inputs.send(Input::Disk { number, outcome });
                 }
             }
         })?;

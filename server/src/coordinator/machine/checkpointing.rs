@@ -51,7 +51,8 @@ impl Coordinator {
     pub(super) fn turn_checkpoints(&mut self, turn: Turn) {
         let Turn { disk, orders, answer, steps, applies } = turn;
         for (server, order) in orders {
-            if let Some(link) = self.roster.server(server).and_then(Seat::link) {
+            let is_it = |seat: &&Seat| seat.identity().role == Role::Server && seat.member.index == server.0;
+            if let Some(link) = self.roster.seats().find(is_it).and_then(Seat::link) {
                 self.connections.send(link, Frame::Order(order));
             }
         }
