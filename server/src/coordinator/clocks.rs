@@ -19,8 +19,8 @@ use std::time::Duration;
 use gradlane_core::cluster::ticks;
 use gradlane_core::error::{Error, Result};
 use gradlane_core::types::{
-    ClockKey, Closing, Fate, Half, Mode, Pace, Quorum, ServerId, Squares, TensorKey, TensorSpec, Tick, Ticked, Time,
-    WorkerId, WorkerSet,
+    ClockKey, Closing, Defect, Fate, Half, Mode, Pace, Quorum, ServerId, Squares, TensorKey, TensorSpec, Tick, Ticked,
+    Time, WorkerId, WorkerSet, planted,
 };
 
 use super::clips::Clips;
@@ -39,6 +39,7 @@ pub(crate) struct Clocks {
     clocks: BTreeMap<String, Clock>,
     /// How rounds were closed lately, for servers that may have missed it.
     told: Lately<Closing>,
+    defect: Option<Defect>,
 }
 
 /// The end of one worker's wait.
@@ -61,6 +62,7 @@ const CLOCKS_MAX: usize = 4096;
 
 #[derive(Debug)]
 struct Clock {
+    defect: Option<Defect>,
     mode: Mode,
     /// Whose mode it is.
     said_by: WorkerId,
@@ -91,7 +93,7 @@ struct Waiting {
 
 impl Clocks {
     /// No clocks, in a job with the workers of ranks 0 to `workers`, and so many servers. A server that was away for `remember` is given up.
-    pub(crate) fn new(workers: u32, servers: u32, remember: Duration) -> Self {
+    pub(crate) fn new(workers: u32, servers: u32, remember: Duration, defect: Option<Defect>) -> Self {
         Self {
             due: (0..workers).map(WorkerId).collect(),
             gone: WorkerSet::default(),
@@ -99,6 +101,7 @@ impl Clocks {
             clips: Clips::default(),
             clocks: BTreeMap::new(),
             told: Lately::new(remember),
+            defect,
         }
     }
 
@@ -127,7 +130,7 @@ impl Clocks {
         if is_full {
             return Turn::refusal(worker, request, too_many(&name));
         }
-        let clock = self.clocks.entry(name.clone()).or_insert_with(|| Clock::new(mode, worker));
+        let clock = self.clocks.entry(name.clone()).or_insert_with(|| Clock::new(mode, worker, self.defect));
         if leaves {
             return self.leave_one(now, worker, request, &name, mode);
         }
@@ -163,9 +166,10 @@ impl Clocks {
 
     /// Tells the norm of the round that is sealed, once all servers have said their squares.
     fn settle(&mut self, now: Time, name: &str) -> Turn {
-        let Self { due, gone, servers, clocks, told, .. } = self;
+        let Self { due, gone, servers, clocks, told, defect, .. } = self;
         let clock = clocks.get_mut(name).expect("it was ticked");
-        let is_whole = |said: &mut BTreeMap<ServerId, f64>| servers.iter().all(|server| said.contains_key(server));
+        let all = |said: &BTreeMap<ServerId, f64>| servers.iter().all(|server| said.contains_key(server));
+        let is_whole = |said: &mut BTreeMap<ServerId, f64>| all(said) || planted(*defect, Defect::NormWithoutAll);
         let (Some(said), Some(key)) = (clock.squares.take_if(is_whole), clock.mode.clock) else {
             return Turn::default();
         };
@@ -291,9 +295,10 @@ impl Clocks {
 }
 
 impl Clock {
-    fn new(mode: Mode, said_by: WorkerId) -> Self {
+    fn new(mode: Mode, said_by: WorkerId, defect: Option<Defect>) -> Self {
         let (finished, waiting) = (BTreeMap::new(), BTreeMap::new());
         Self {
+            defect,
             mode,
             said_by,
             finished,
@@ -328,7 +333,8 @@ impl Clock {
             }
             if round <= self.closed {
                 // A worker that was in the round hears so again.
-                let fate = if was_in { Fate::Accepted } else { Fate::DroppedLate };
+                let is_accepted = was_in || planted(self.defect, Defect::LateTickAccepted);
+                let fate = if is_accepted { Fate::Accepted } else { Fate::DroppedLate };
                 return Ok(Some(Ticked { round: self.closed, step: self.closed, ahead: 0, fate }));
             }
             if round > self.closed + 1 {
@@ -341,7 +347,8 @@ impl Clock {
                 return Err(ticks::out_of_order(name, worker, round, finished));
             }
             self.ticks += u64::from(round != finished);
-            self.finished.insert(worker, round);
+            let is_twice = round == finished && planted(self.defect, Defect::TickCountedTwice);
+            self.finished.insert(worker, round + u64::from(is_twice));
         }
         Ok(None)
     }
@@ -361,6 +368,7 @@ impl Clock {
     /// Closes the round that is open, or seals it if it `clips`, if those are there that close it: all that still tick, if these are fewer.
     fn close(&mut self, clock: ClockKey, quorum: Quorum, due: &WorkerSet, clips: bool) -> Option<Closing> {
         let are_enough = match quorum {
+            _ if planted(self.defect, Defect::RoundClosedEarly) => true,
             Quorum::All => false,
             Quorum::First(k) => self.arrived.len() >= k as usize,
         };
@@ -395,6 +403,7 @@ impl Clock {
     fn may_go_on(&self, worker: WorkerId, round: u64, due: &WorkerSet) -> bool {
         match self.mode.pace {
             Pace::Async => true,
+            Pace::Ssp { .. } if planted(self.defect, Defect::BoundPassed) => true,
             Pace::Ssp { bound } => self.ahead(worker, due) <= u64::from(bound),
             Pace::Rounds { .. } => round <= self.settled(),
         }

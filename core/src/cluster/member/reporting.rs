@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::Member;
 use crate::cluster::MemberEvent;
-use crate::types::{Closing, Epoch, Half, Holdings, NodeId, Squares};
+use crate::types::{Closing, Defect, Epoch, Half, Holdings, NodeId, Squares, planted};
 use crate::wire::Frame;
 use crate::wire::frame::Stall;
 
@@ -30,7 +30,9 @@ impl Member {
 
     /// Tells the coordinator this server's share of the norm of a round, and again after each reconnection until the server hears of the norm.
     pub fn report_squares(&mut self, squares: Squares) {
-        self.squares.push(squares);
+        if !planted(self.config.defect, Defect::SquaresNotRepeated) {
+            self.squares.push(squares);
+        }
         self.ask(Frame::Squares(squares));
     }
 
