@@ -95,7 +95,7 @@ impl Play {
             k,
             mode,
             rule,
-            clocks: Clocks::new(count, SERVERS as u32, Duration::from_secs(60)),
+            clocks: Clocks::new(count, SERVERS as u32, Duration::from_secs(60), None),
             servers: (0..SERVERS).map(|_| World::of(count)).collect(),
             news: vec![VecDeque::new(); SERVERS],
             said: vec![VecDeque::new(); SERVERS],

@@ -201,6 +201,24 @@ pub enum Defect {
     RecoveredEarly,
     /// A coordinator lets nobody restore a sum that some workers have and others miss.
     NothingRestored,
+    /// A server counts the gradients of workers that came too late for their round.
+    LateGradientCounts,
+    /// A server applies a round that is clipped before it knows the norm.
+    AppliedBeforeNorm,
+    /// A server answers a read before it has applied the rounds of which its worker knows. Shows when the worker hears of a round first.
+    RoundReadEarly,
+    /// A server says its share of a norm once only. Shows when the connection to the coordinator is lost then.
+    SquaresNotRepeated,
+    /// A round is closed by the first worker that comes.
+    RoundClosedEarly,
+    /// A worker that came too late for a round hears that it was in it.
+    LateTickAccepted,
+    /// A worker goes on however far it is ahead of the slowest one.
+    BoundPassed,
+    /// The repeat of a tick is counted as one more. Shows when a connection is lost while a worker waits.
+    TickCountedTwice,
+    /// A norm is told before every server has said its share.
+    NormWithoutAll,
 }
 
 impl Defect {
@@ -300,6 +318,15 @@ impl Defect {
         Self::HoldingsToldEarly,
         Self::RecoveredEarly,
         Self::NothingRestored,
+        Self::LateGradientCounts,
+        Self::AppliedBeforeNorm,
+        Self::RoundReadEarly,
+        Self::SquaresNotRepeated,
+        Self::RoundClosedEarly,
+        Self::LateTickAccepted,
+        Self::BoundPassed,
+        Self::TickCountedTwice,
+        Self::NormWithoutAll,
     ];
 }
 

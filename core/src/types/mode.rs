@@ -178,7 +178,8 @@ impl Compensation {
     /// By these bits of kappa, as they travel; 0 for none. `None` if it is not finite and above 0.
     pub fn from_bits(bits: u64) -> Option<Self> {
         let kappa = f64::from_bits(bits);
-        (bits == 0 || kappa > 0.0 && kappa.is_finite()).then_some(Self { bits })
+        let is_fine = bits == 0 || kappa > 0.0 && kappa.is_finite();
+        if is_fine { Some(Self { bits }) } else { None }
     }
 
     /// The bits of kappa, as they travel.
@@ -188,7 +189,7 @@ impl Compensation {
 
     /// How much of the correction is added, if any is.
     pub fn kappa(self) -> Option<f64> {
-        (self != Self::NONE).then_some(f64::from_bits(self.bits))
+        if self == Self::NONE { None } else { Some(f64::from_bits(self.bits)) }
     }
 }
 

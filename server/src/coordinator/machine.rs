@@ -111,7 +111,7 @@ impl Coordinator {
             roster: Roster::new(size),
             failure_detector: FailureDetector::new(config.suspect_timeout, config.dead_timeout),
             barriers: Barriers::new(config.workers, config.defect),
-            clocks: Clocks::new(config.workers, config.servers, told_for(&config)),
+            clocks: Clocks::new(config.workers, config.servers, told_for(&config), config.defect),
             checkpoints: Checkpoints::default(),
             boundaries: Boundaries::new(
                 config.boundary_timeout,

@@ -8,6 +8,7 @@
 //! | `evidence` | which faults concerned whom, and when |
 //! | `calls` | whether the failure of a call has a cause, and whether each call ends in time |
 //! | `parameters` | whether each use of a parameter found what it must, and whether its failure has a cause |
+//! | `rounds` | whether each round of a clock is closed once and alike on all servers, and how far workers are |
 //! | `store` | whether the store made each change once, and answered each read with what was put |
 //! | `patience` | how long requests to the coordinator last, and whether they wait for one that is away |
 //! | `lateness` | why a worker did not contribute to a round in time |
@@ -25,6 +26,7 @@ use self::calls::Calls;
 use self::evidence::Evidence;
 use self::job::Job;
 use self::parameters::Uses;
+use self::rounds::Rounds;
 use self::store::Asks;
 use super::workload::Plan;
 use super::world::Who;
@@ -36,6 +38,7 @@ mod job;
 mod lateness;
 mod parameters;
 mod patience;
+mod rounds;
 mod store;
 
 pub(super) use self::evidence::Concern;
@@ -72,6 +75,8 @@ pub enum Checker {
     Rounds,
     /// Both sides of an exchange do what its headers say.
     Exchange,
+    /// Rounds are closed by enough workers, once and alike for all servers, and nobody is too far ahead.
+    Clock,
     /// A barrier opens when all have come, for all.
     Barrier,
     /// A change of the workers passes behind one step for all, where nothing is open.
@@ -118,6 +123,7 @@ pub(super) struct Witness {
     evidence: Evidence,
     calls: Calls,
     uses: Uses,
+    rounds: Rounds,
     asks: Asks,
     boundaries: Boundaries,
     job: Job,
@@ -132,6 +138,7 @@ impl Witness {
             evidence: Evidence::default(),
             calls: Calls::new(plan),
             uses: Uses::new(plan),
+            rounds: Rounds::new(plan),
             asks: Asks::default(),
             boundaries: Boundaries::new(plan),
             job: Job::new(plan),

@@ -144,7 +144,7 @@ impl CoordinatorProcess {
     fn may_lose(&self, context: &mut Context, control: u64, frame: &Frame) {
         let is_recovery = |view: &View| view.recovers || view.has_lost_servers();
         let is_news = match frame {
-            Frame::Passed { .. } | Frame::Restore { .. } => true,
+            Frame::Passed { .. } | Frame::Restore { .. } | Frame::Close(_) => true,
             Frame::View(view) => is_recovery(view),
             _ => false,
         };

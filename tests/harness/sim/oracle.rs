@@ -18,7 +18,7 @@ use half::{bf16, f16};
 
 mod parameters;
 
-pub(super) use self::parameters::{assigned, change, counted, values};
+pub(super) use self::parameters::{assigned, change, counted, gradient, values};
 
 use super::workload::{self, Plan};
 use crate::random::mix;

@@ -13,7 +13,7 @@ use gradlane_core::transport::exchange::{ServerExchange, reject_of};
 use gradlane_core::types::{Epoch, ExchangeId, LinkId, PartId, Span, TensorKey, Time, WorkerId};
 use gradlane_core::wire::{About, HeaderReader, Reply, Request, Target};
 use gradlane_server::node::accumulator::SumResources;
-use gradlane_server::node::command::{Command, Route, SlotId, Work};
+use gradlane_server::node::command::{Command, Route, SlotId, ValueStep, Work};
 use gradlane_server::node::event::Event;
 use gradlane_server::node::store::Store;
 use gradlane_server::node::{Node, NodeConfig};
@@ -151,6 +151,7 @@ impl ServerProcess {
         context.log.note(context.now, self.me.who, "decides", &[], || format!("{command:?}"));
         match command {
             Command::Step(work) => {
+                self.note_round(context, &work);
                 let received = work.receives();
                 if let Some((exchange, route)) = received {
                     self.check_epoch(context, exchange);
@@ -184,6 +185,18 @@ impl ServerProcess {
             Command::Stalled { stall } => self.member.member.report_stall(stall),
             Command::Archive(_) | Command::Obeyed { .. } => unreachable!("nobody asks for a checkpoint"),
             Command::Measured { squares } => self.member.member.report_squares(squares),
+        }
+    }
+
+    /// A round of a clock is merged or applied.
+    fn note_round(&self, context: &mut Context, work: &Work) {
+        let Work::Parameter { part, step } = work else { return };
+        match step {
+            ValueStep::Merge { round, gradients, clips, .. } if !gradients.is_empty() => {
+                context.witness.merges(self.me.who, *part, *round, gradients, *clips);
+            }
+            ValueStep::Apply { round, factor, .. } => context.witness.applies(self.me.who, *part, *round, *factor),
+            _ => {}
         }
     }
 

@@ -230,7 +230,7 @@ impl WorkerProcess {
             MemberEvent::Boundary { change, limit, hold: _ } => self.hear_boundary(context, change, limit),
             MemberEvent::Passed { change, outcome } => self.hear_passed(context, change, outcome),
             MemberEvent::Restore { epoch, sums, lost } => self.worker.handle_restore(now, epoch, sums, &lost),
-            MemberEvent::Answered { request, outcome } => self.hear_store(context, request, outcome),
+            MemberEvent::Answered { request, outcome } => self.hear_answer(context, request, outcome),
             MemberEvent::Ended { .. }
             | MemberEvent::Close(_)
             | MemberEvent::Order(_)

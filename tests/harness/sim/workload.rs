@@ -3,10 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use gradlane_core::cluster::Patience;
 use gradlane_core::pipeline::LayoutConfig;
 use gradlane_core::types::{
-    Access, CodecSpec, DType, Defect, DeviceKind, InCopies, Op, Participants, Priority, TensorSpec, Time, WorkerId,
+    CodecSpec, DType, Defect, DeviceKind, InCopies, Op, Participants, Priority, TensorSpec, Time, WorkerId,
 };
 
 use super::faults::{self, Fault, FaultClasses};
@@ -14,14 +13,18 @@ use super::oracle::Memo;
 use super::topology::Topology;
 use crate::random::{Random, mix};
 
+mod action;
 mod barriers;
 mod outliving;
 mod parameters;
+mod rounds;
 mod stepping;
 mod store;
 pub(super) mod timing;
 
+pub(super) use self::action::Action;
 pub(super) use self::parameters::Parameter;
+pub(super) use self::rounds::{CLIP, CLOCK, Clocked};
 pub(super) use self::store::Asking;
 
 /// Everything that a seed decides before the first event.
@@ -43,8 +46,10 @@ pub(super) struct Plan {
     pub(super) settings: Settings,
     /// What is reduced.
     pub(super) tensors: Vec<Tensor>,
-    /// What servers keep.
+    /// What servers keep; last those that follow the clock.
     pub(super) parameters: Vec<Parameter>,
+    /// The clock, if there is one.
+    pub(super) clocked: Option<Clocked>,
     /// How often every tensor is reduced.
     pub(super) steps: u64,
     /// How many steps a worker may be ahead of its unresolved ones.
@@ -122,41 +127,6 @@ pub(super) struct Tensor {
     pub(super) rough: bool,
 }
 
-/// One thing that a worker does.
-#[derive(Clone, Debug)]
-pub(super) enum Action {
-    /// Declares tensors and waits for the answer.
-    Declare { tensors: Vec<usize>, fuse: bool },
-    /// Submits the next round of a tensor.
-    Submit { tensor: usize, round: u64, timeout: Option<Duration> },
-    /// Submits the next rounds of several tensors as one batch.
-    SubmitAll { members: Vec<(usize, u64)>, timeout: Option<Duration> },
-    /// Gives a submission up.
-    Cancel { tensor: usize, round: u64 },
-    /// Waits for all submissions up to this round.
-    Await { round: u64 },
-    /// Uses the names of these tensors no more.
-    Undeclare { tensors: Vec<usize> },
-    /// Uses the names of all parameters no more.
-    UndeclareParameters,
-    /// Uses a parameter.
-    Use { parameter: usize, access: Access, timeout: Option<Duration> },
-    /// Gives the latest use of a parameter up.
-    CancelUse { parameter: usize },
-    /// Waits for all uses.
-    AwaitUses,
-    /// Asks the store, and does not wait for the answer.
-    Ask { asking: Asking, patience: Patience },
-    /// Begins a step, and waits at the boundary before it if workers leave or were lost.
-    Step,
-    /// Is in no step until it begins the next one.
-    Rest,
-    /// Waits at a barrier.
-    Barrier { name: String, patience: Patience },
-    /// Computes.
-    Think(Duration),
-}
-
 impl Plan {
     /// The plan of `seed`.
     pub(super) fn new(seed: u64, defect: Option<Defect>) -> Self {
@@ -183,6 +153,8 @@ impl Plan {
         let mut parameters = parameters::draw(seed, workers, topology.device, &settings);
         // A job with parameters does not go on without one of its servers, and takes nobody in.
         parameters.retain(|_| !classes.outlives && !classes.waits);
+        let clocked = rounds::draw(seed, workers, classes);
+        parameters.extend(clocked.iter().flat_map(Clocked::parameters));
         settings.memory_bytes_max += memory_of(&parameters, workers, classes);
         let mismatch = (classes.mismatch && workers > 1)
             .then(|| (random.below(u64::from(workers)) as u32, random.below(tensors.len() as u64) as usize));
@@ -198,6 +170,7 @@ impl Plan {
             settings,
             tensors,
             parameters,
+            clocked,
             steps,
             depth,
             faults: {
@@ -221,7 +194,7 @@ impl Plan {
         }
         plan.scripts = (0..workers).map(|worker| plan.script(&mut random, worker, &barriers)).collect();
         let scripts = std::mem::take(&mut plan.scripts);
-        let woven = |(worker, script)| plan.ask_store(worker, plan.use_parameters(worker, script));
+        let woven = |(worker, script)| plan.ask_store(worker, plan.tick(plan.use_parameters(worker, script)));
         plan.scripts = (0..).zip(scripts).map(woven).collect();
         plan
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::Member;
 use crate::cluster::MemberEvent;
 use crate::error::Result;
-use crate::types::{Closing, Epoch, Half, Holdings, NodeId, Squares, Written};
+use crate::types::{Closing, Defect, Epoch, Half, Holdings, NodeId, Squares, Written, planted};
 use crate::wire::Frame;
 use crate::wire::frame::Stall;
 
@@ -31,7 +31,9 @@ impl Member {
 
     /// Tells the coordinator this server's share of the norm of a round, and again after each reconnection until the server hears of the norm.
     pub fn report_squares(&mut self, squares: Squares) {
-        self.squares.push(squares);
+        if !planted(self.config.defect, Defect::SquaresNotRepeated) {
+            self.squares.push(squares);
+        }
         self.ask(Frame::Squares(squares));
     }
 

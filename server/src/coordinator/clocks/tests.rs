@@ -17,7 +17,7 @@ const SERVERS: u32 = 2;
 impl Job {
     fn new(workers: u32, mode: &str) -> Self {
         let mode = mode.parse::<Mode>().unwrap().with_clock(ClockKey::of("c"));
-        Self { clocks: Clocks::new(workers, SERVERS, 10 * SECOND), mode, now: Time::ZERO, requests: 0 }
+        Self { clocks: Clocks::new(workers, SERVERS, 10 * SECOND, None), mode, now: Time::ZERO, requests: 0 }
     }
 
     /// One with a parameter whose gradients are clipped.

@@ -242,7 +242,7 @@ impl Coordinator {
     /// Makes anew what counts the members, which are so many now.
     pub(super) fn count_members(&mut self, Size { workers, servers }: Size) {
         self.barriers = Barriers::new(workers, self.config.defect);
-        self.clocks = Clocks::new(workers, servers, told_for(&self.config));
+        self.clocks = Clocks::new(workers, servers, told_for(&self.config), self.config.defect);
         self.endings = Endings::new(workers, told_for(&self.config), self.config.defect);
     }
 }

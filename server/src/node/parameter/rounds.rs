@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use gradlane_core::reduce::clip_factor;
 use gradlane_core::types::{
-    ClockKey, Closing, Effect, ExchangeId, Fate, Half, Merge, PartId, Squares, Version, WorkerId, WorkerSet,
+    ClockKey, Closing, Defect, Effect, ExchangeId, Fate, Half, Merge, PartId, Squares, Version, WorkerId, WorkerSet,
+    planted,
 };
 use gradlane_core::wire::{Target, Use};
 
@@ -22,9 +23,11 @@ impl Parameters {
             Half::Workers { workers, clips, samples } if round > closed.round => {
                 let clipped = self.merge(clock, round, workers, *clips, budget);
                 self.closed.insert(clock, Closed { round, samples: *samples, clipped });
-                match clips {
-                    true => self.say_squares(clock),
-                    false => self.apply_round(clock, None, budget),
+                if *clips {
+                    self.say_squares(clock);
+                }
+                if !clips || planted(self.config.defect, Defect::AppliedBeforeNorm) {
+                    self.apply_round(clock, None, budget);
                 }
             }
             Half::Norm(norm) if round == closed.round && closed.clipped.is_some() => {
@@ -56,6 +59,7 @@ impl Parameters {
         budget: &mut Budget,
     ) -> Option<BTreeMap<PartId, Option<f64>>> {
         let mut clipped = BTreeMap::new();
+        let defect = self.config.defect;
         for (id, part) in &mut self.parts {
             let Some((_, _, merge)) = part.claim.mode.rounds().filter(|(of, _, _)| *of == clock) else { continue };
             let later = part.kept.split_off(&(round + 1, WorkerId(0)));
@@ -63,7 +67,8 @@ impl Parameters {
             if ended.is_empty() {
                 continue;
             }
-            let counts = |(of, worker): &(u64, WorkerId)| *of == round && workers.contains(*worker);
+            let is_in = |worker| workers.contains(worker) || planted(defect, Defect::LateGradientCounts);
+            let counts = |(of, worker): &(u64, WorkerId)| *of == round && is_in(*worker);
             let gradients: Vec<WorkerId> = ended.keys().filter(|key| counts(key)).map(|(_, worker)| *worker).collect();
             let before = part.merged.take();
             part.merged = ended.iter().find(|(key, _)| counts(key)).map(|(_, booked)| *booked);
@@ -118,7 +123,8 @@ impl Parameters {
     pub(super) fn is_early(&self, header: &Use) -> bool {
         let clock = header.mode.rounds().map(|(clock, _, _)| clock).filter(|_| header.access.receives());
         let applied = |clock| self.closed.get(&clock).map_or(0, Closed::applied);
-        clock.is_some_and(|clock| header.clock_at > applied(clock))
+        let is_early = clock.is_some_and(|clock| header.clock_at > applied(clock));
+        is_early && !planted(self.config.defect, Defect::RoundReadEarly)
     }
 
     /// Whether the change that came is a gradient of a round.

@@ -247,6 +247,9 @@ impl Witness {
                 Phase::Forming => {}
             }
         }
+        if let Frame::Close(closing) = frame {
+            self.closes(closing);
+        }
         if let Frame::Ended { keys, .. } = frame {
             self.uses_end(keys);
         }

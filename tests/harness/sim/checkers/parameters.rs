@@ -19,7 +19,7 @@ use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use gradlane_core::error::{Error, Result};
-use gradlane_core::types::{Access, Span, TensorKey, Time, Update, Version};
+use gradlane_core::types::{Access, PartId, Span, TensorKey, Time, Update, Version};
 
 use super::{Checker, Witness};
 use crate::sim::oracle;
@@ -37,6 +37,7 @@ pub(in crate::sim) struct UseId {
 /// What a use says of a part.
 #[derive(Debug)]
 pub(in crate::sim) struct UsedPart {
+    pub(in crate::sim) part: PartId,
     pub(in crate::sim) version: Version,
     /// The elements of the value, if it was asked for.
     pub(in crate::sim) value: Option<Vec<f64>>,
@@ -46,6 +47,8 @@ pub(in crate::sim) struct UsedPart {
 #[derive(Debug)]
 pub(super) struct Uses {
     parameters: Vec<(TensorKey, Update)>,
+    /// Whether their changes are done in rounds.
+    in_rounds: Vec<bool>,
     uses: BTreeMap<UseId, OneUse>,
     /// Counts begins and ends, so that one of two is the earlier one.
     steps: u64,
@@ -79,6 +82,7 @@ impl Uses {
         let of = |parameter: &crate::sim::workload::Parameter| (parameter.spec.key(), parameter.update);
         Self {
             parameters: plan.parameters.iter().map(of).collect(),
+            in_rounds: plan.parameters.iter().map(|of| of.spec.kind.mode().rounds().is_some()).collect(),
             uses: BTreeMap::new(),
             steps: 0,
             due: BTreeSet::new(),
@@ -179,16 +183,21 @@ impl Witness {
     /// A server answered a worker a use of the part that begins at this byte.
     pub(in crate::sim) fn answered(&mut self, id: UseId, access: Access, span: Span, version: Version) {
         let told = self.uses.versions.insert((id.who, id.parameter, span.offset), version).unwrap_or_default();
-        if version < told || access.changes() && version == told {
+        let is_done = access.changes() && !self.uses.in_rounds[id.parameter];
+        if version < told || is_done && version == told {
             let text = format!("{id:?}, {access}: {version} of the part at {}, after {told}", span.offset);
             self.report(Checker::Parameter, text);
         }
     }
 
     /// A use is about to end well, and says this of its parts.
-    pub(in crate::sim) fn reads(&mut self, id: UseId, parts: &[UsedPart]) {
+    pub(in crate::sim) fn reads(&mut self, id: UseId, clock_at: u64, parts: &[UsedPart]) {
         for part in parts {
-            if let Err(why) = self.check_part(id, part) {
+            let checked = match self.uses.in_rounds[id.parameter] {
+                true => self.rounds.check_part(clock_at, part),
+                false => self.check_part(id, part),
+            };
+            if let Err(why) = checked {
                 let access = self.uses.uses[&id].access;
                 let UseId { who, parameter, index } = id;
                 let text = format!("{who}: use {index} of parameter {parameter}, {access}, {}: {why}", part.version);
@@ -197,7 +206,7 @@ impl Witness {
         }
     }
 
-    fn check_part(&self, id: UseId, UsedPart { version, value }: &UsedPart) -> std::result::Result<(), String> {
+    fn check_part(&self, id: UseId, UsedPart { version, value, .. }: &UsedPart) -> std::result::Result<(), String> {
         let uses = &self.uses;
         let bounds: Vec<(Who, RangeInclusive<u64>)> =
             self.job.workers().map(|who| (who, uses.bounds(who, id))).collect();

@@ -23,7 +23,7 @@ pub(in crate::sim) fn change(plan: &Plan, id: UseId, access: Access) -> Vec<u8> 
         Access::Pull | Access::PullAverage(_) => return vec![JUNK; bytes as usize],
         Access::Init => 0,
         Access::Push(Update::Add) | Access::PushPull(Update::Add) => 1 << (DIGIT_BITS * number(id.who)),
-        Access::Push(Update::Step) | Access::PushPull(Update::Step) => -(1 << (DIGIT_BITS * number(id.who))),
+        Access::Push(Update::Step) | Access::PushPull(Update::Step) => gradient(id.who),
         Access::Push(Update::Assign) | Access::PushPull(Update::Assign) => assigned(id),
     };
     let mut encoded = Vec::with_capacity(bytes as usize);
@@ -31,6 +31,11 @@ pub(in crate::sim) fn change(plan: &Plan, id: UseId, access: Access) -> Vec<u8> 
         encode(spec.dtype, value as f64, &mut encoded);
     }
     encoded
+}
+
+/// The elements of a worker's gradients.
+pub(in crate::sim) fn gradient(who: Who) -> i64 {
+    -(1 << (DIGIT_BITS * number(who)))
 }
 
 /// The elements of a value.

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use gradlane_core::error::{Error, Result};
 use gradlane_core::mem::Ordinal;
-use gradlane_core::types::{Demand, DeviceKind, TensorSpec};
+use gradlane_core::types::{Demand, DeviceKind, TensorSpec, Ticked};
 use gradlane_core::worker::{Accepted, Tally, Tensor, Terms};
 
 use super::super::checkers::Checker;
@@ -30,6 +30,8 @@ pub(super) struct Script {
     pub(super) uses: BTreeMap<u64, Used>,
     /// Batches that have not ended, by their first submission.
     pub(super) batches: BTreeMap<u64, Batch>,
+    /// Where this worker stands on the clock: the rounds that it has finished, and the global step.
+    pub(super) clock: Ticked,
 }
 
 /// An answer of the coordinator, or of the machine.
@@ -41,6 +43,8 @@ pub(super) enum Awaited {
     Barrier(u64),
     /// The machine has nothing left for names that end.
     Ending(u64),
+    /// To a tick of the clock.
+    Tick(u64),
 }
 
 /// One submission.
@@ -114,6 +118,11 @@ impl WorkerProcess {
                 Action::Await { .. } | Action::AwaitUses | Action::Step => {}
                 Action::Rest => self.rest(context),
                 Action::Use { parameter, access, timeout } => self.use_parameter(context, parameter, access, timeout),
+                Action::BeginRound { round, actions } => {
+                    self.script.at += if self.script.clock.round >= round { actions } else { 0 };
+                }
+                Action::Tick => self.tick(context, false),
+                Action::LeaveClock => self.tick(context, true),
                 Action::Ask { asking, patience } => self.ask_store(context, asking, patience),
                 Action::CancelUse { parameter } => self.cancel_use(context, parameter),
                 Action::Undeclare { tensors } => {
@@ -123,7 +132,8 @@ impl WorkerProcess {
                     }
                 }
                 Action::UndeclareParameters => {
-                    let names = context.plan.parameters.iter().map(|parameter| parameter.spec.name.clone());
+                    let unclocked = context.plan.parameters.iter().filter(|of| of.spec.kind.mode().clock.is_none());
+                    let names = unclocked.map(|parameter| parameter.spec.name.clone());
                     if !self.undeclare(context, names.collect()) {
                         return;
                     }

@@ -6,7 +6,9 @@ use std::time::Duration;
 use gradlane_core::error::Result;
 use gradlane_core::mem::Ordinal;
 use gradlane_core::sched::{Task, TaskId};
-use gradlane_core::types::{Access, Demand, DeviceKind, Effect, InCopies, Priority, Span, Version};
+use gradlane_core::types::{
+    Access, Demand, DeviceKind, Effect, Fate, InCopies, Mode, PartId, Priority, Span, Ticked, Version,
+};
 use gradlane_core::wire::{Sent, Use, Value};
 use gradlane_core::worker::{Tensor, Terms};
 
@@ -23,8 +25,10 @@ const PRIORITY: Priority = Priority(-2);
 pub(super) struct Used {
     pub(super) id: UseId,
     access: Access,
+    /// Where the clock of its parameter stood.
+    clock_at: u64,
     /// The parts that a server has answered, and their versions.
-    answered: Vec<(Span, Version)>,
+    answered: Vec<(Span, PartId, Version)>,
     pub(super) outcome: Option<Result<()>>,
 }
 
@@ -61,10 +65,21 @@ impl WorkerProcess {
             in_place: !is_apart,
             priority: PRIORITY,
         };
-        let terms = Terms { demand: Demand::Access { access, clock_at: 0 }, timeout };
+        let clock_at = self.clock_at(of.spec.kind.mode(), access);
+        let terms = Terms { demand: Demand::Access { access, clock_at }, timeout };
         let submission = self.worker.submit(context.now, &of.spec, tensor, terms);
         self.lent.insert(submission, vec![[source, source + usize::from(is_apart)]]);
-        self.script.uses.insert(submission, Used { id, access, answered: Vec::new(), outcome: None });
+        self.script.uses.insert(submission, Used { id, access, clock_at, answered: Vec::new(), outcome: None });
+    }
+
+    /// Where the clock of a mode stands for a use.
+    fn clock_at(&self, mode: Mode, access: Access) -> u64 {
+        let Ticked { round, step, .. } = self.script.clock;
+        match (mode.clock, mode.rounds()) {
+            (None, _) => 0,
+            (Some(_), None) => step,
+            (Some(_), Some(_)) => round + u64::from(access.steps()),
+        }
     }
 
     /// The caller does not want the latest use of a parameter any more.
@@ -93,8 +108,12 @@ impl WorkerProcess {
         // A task outlives its submission if nobody wants it any more.
         let Some(piece) = self.worker.pieces(task).next() else { return };
         let Some(used) = self.script.uses.get_mut(&piece.submission) else { return };
-        used.answered.push((piece.span, header.effect.version));
-        context.witness.answered(used.id, used.access, piece.span, header.effect.version);
+        let (part, effect) = (header.target.part, header.effect);
+        used.answered.push((piece.span, part, effect.version));
+        context.witness.answered(used.id, used.access, piece.span, effect.version);
+        let is_kept = used.access.steps() && effect.fate == Fate::Kept;
+        let round = if is_kept { Some(used.clock_at) } else { None };
+        context.witness.knows_part(part, piece.span.bytes, self.worker.rank(), round);
     }
 
     /// A use ended. Its memory is the caller's again.
@@ -107,7 +126,7 @@ impl WorkerProcess {
     ) {
         let now = context.now;
         let used = self.script.uses.get_mut(&submission).expect("the caller found it");
-        let (id, access) = (used.id, used.access);
+        let (id, access, clock_at) = (used.id, used.access, used.clock_at);
         context.log.note(now, self.me.who, "uses", &[id.parameter as u64, id.index as u64], || {
             format!("{used}: {effect:?} {outcome:?}")
         });
@@ -133,21 +152,22 @@ impl WorkerProcess {
         if outcome.is_ok() {
             let bytes = &self.memory[destination].content();
             let dtype = context.plan.parameters[id.parameter].spec.dtype;
-            let part = |(span, version): &(Span, Version)| UsedPart {
+            let part = |(span, part, version): &(Span, PartId, Version)| UsedPart {
+                part: *part,
                 version: *version,
                 value: access
                     .receives()
                     .then(|| oracle::values(dtype, &bytes[span.offset as usize..span.end() as usize])),
             };
             let parts: Vec<UsedPart> = answered.iter().map(part).collect();
-            let covered: u64 = answered.iter().map(|(span, _)| span.bytes).sum();
-            let least = answered.iter().map(|(_, version)| *version).min();
+            let covered: u64 = answered.iter().map(|(span, ..)| span.bytes).sum();
+            let least = answered.iter().map(|(.., version)| *version).min();
             let version = effect.map(|effect| effect.version);
             if covered != bytes.len() as u64 || version != least {
                 let text = format!("{what}: ends with {version:?} after {answered:?} of {} bytes", bytes.len());
                 context.witness.fail(now, Checker::Handle, text);
             }
-            context.witness.reads(id, &parts);
+            context.witness.reads(id, clock_at, &parts);
         }
         context.witness.used(self.me, id, &outcome);
         self.wake(context);

@@ -72,12 +72,12 @@ pub(super) fn draw(seed: u64, workers: u32, device: DeviceKind, settings: &Setti
 impl Plan {
     /// Puts uses of the parameters between the actions of a worker. Everybody begins with an init and ends with a pull.
     pub(super) fn use_parameters(&self, worker: u32, script: Vec<Action>) -> Vec<Action> {
-        if self.parameters.is_empty() {
+        if self.unclocked() == 0 {
             return script;
         }
         let mut random = Random::new(mix(self.seed ^ PARAMETERS ^ u64::from(worker + 1)));
         let mut woven = Vec::new();
-        let all = || 0..self.parameters.len();
+        let all = || 0..self.unclocked();
         // Some come late.
         let first = if random.chance(70) { 0 } else { random.below(script.len() as u64 / 2 + 1) as usize };
         let percent = random.pick(&[15, 40, 70]);
@@ -109,7 +109,7 @@ impl Plan {
     /// before it submits what all reduce. If there is little credit, the parts of a use travel one after the other.
     fn uses_max(&self) -> usize {
         let Settings { credit_bytes, latency_ms: (_, most), layout, .. } = &self.settings;
-        let bytes = self.parameters.iter().map(Parameter::bytes).max().unwrap_or(0);
+        let bytes = self.parameters[..self.unclocked()].iter().map(Parameter::bytes).max().unwrap_or(0);
         let part_bytes = layout.part_bytes_min;
         let turns = bytes.div_ceil(part_bytes).div_ceil((credit_bytes / part_bytes).max(1)).max(1);
         // Most messages take an eighth of the longest latency.
@@ -120,7 +120,7 @@ impl Plan {
 
     /// A few uses of one parameter, which a worker may give up or wait for.
     fn use_some(&self, random: &mut Random, script: &mut Vec<Action>) {
-        let parameter = random.below(self.parameters.len() as u64) as usize;
+        let parameter = random.below(self.unclocked() as u64) as usize;
         let update = self.parameters[parameter].update;
         for _ in 0..random.between(1, 2) {
             let push = Access::Push(update);
