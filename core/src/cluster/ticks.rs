@@ -61,3 +61,12 @@ pub fn too_few(name: &str, quorum: Quorum, workers: usize) -> Option<Error> {
         hint: "give fewer, or start more workers".to_owned(),
     })
 }
+
+/// The answer to a tick of a clock beyond `limit` of them.
+pub fn too_many(name: &str, limit: usize) -> Error {
+    Error::Exhausted {
+        what: format!("clocks of the job, with clock {name:?}"),
+        limit: limit.to_string(),
+        hint: "use one clock for all parameters that are pushed together".to_owned(),
+    }
+}

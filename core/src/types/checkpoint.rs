@@ -6,6 +6,7 @@
 use std::time::Duration;
 
 use super::{ClockKey, PartLayout, TensorSpec};
+use crate::error::{Error, Result};
 
 /// What a worker asks of the checkpoints of its job.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -170,4 +171,76 @@ pub struct TableFile {
     pub bytes: u64,
     /// CRC-32C of it.
     pub checksum: u32,
+}
+
+/// What a whole checkpoint has.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Contents {
+    /// Its number.
+    pub checkpoint: u64,
+    /// Its tensors.
+    pub tensors: Vec<TensorSpec>,
+    /// The table of each server that has written.
+    pub tables: Vec<TableFile>,
+    /// How far the clocks are.
+    pub steps: Vec<ClockStep>,
+    /// What the caller has given.
+    pub notes: String,
+}
+
+impl Contents {
+    /// The tensor with this name.
+    pub fn tensor(&self, name: &str) -> Option<&TensorSpec> {
+        self.tensors.iter().find(|tensor| tensor.name == name)
+    }
+
+    /// Compares it with the parameters of a job. Returns the names of those that it lacks.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] that names one, where that is not allowed, or a tensor that the job lacks; as [`check_saved`].
+    pub fn compare(&self, tensors: &[TensorSpec], ask: &LoadAsk) -> Result<Vec<String>> {
+        let mut lacking = Vec::new();
+        for tensor in tensors {
+            match self.tensor(&tensor.name) {
+                Some(saved) => check_saved(saved, tensor)?,
+                None => lacking.push(tensor.name.clone()),
+            }
+        }
+        if let (Missing::Refuse, Some(name)) = (ask.missing, lacking.first()) {
+            return Err(Error::NotFound {
+                what: format!("parameter {name} in checkpoint {} of {}", self.checkpoint, ask.path),
+                hint: "say what becomes of missing parameters, or load a checkpoint of this model".to_owned(),
+            });
+        }
+        let is_known = |saved: &&TensorSpec| tensors.iter().any(|tensor| tensor.name == saved.name);
+        if let (false, Some(saved)) = (ask.ignore_extra, self.tensors.iter().find(|saved| !is_known(saved))) {
+            return Err(Error::NotFound {
+                what: format!("parameter {} of checkpoint {} in this job", saved.name, self.checkpoint),
+                hint: "declare it, or ignore what the checkpoint has beside the parameters of this job".to_owned(),
+            });
+        }
+        Ok(lacking)
+    }
+}
+
+/// Refuses a tensor that was saved with another element type or shape.
+///
+/// # Errors
+/// [`Error::FailedPrecondition`] that names both.
+pub fn check_saved(saved: &TensorSpec, tensor: &TensorSpec) -> Result<()> {
+    if (saved.dtype, &saved.shape) == (tensor.dtype, &tensor.shape) {
+        return Ok(());
+    }
+    let shape = |shape: &[u64]| shape.iter().map(u64::to_string).collect::<Vec<_>>().join(", ");
+    Err(Error::FailedPrecondition {
+        what: format!(
+            "tensor {}: it was saved as {} of shape ({}), and is {} of shape ({}) here",
+            tensor.name,
+            saved.dtype,
+            shape(&saved.shape),
+            tensor.dtype,
+            shape(&tensor.shape)
+        ),
+        hint: "declare it as it was saved".to_owned(),
+    })
 }

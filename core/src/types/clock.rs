@@ -144,8 +144,8 @@ impl Ask {
             Self::Store(ask) => format!("key {key:?} of the store", key = ask.key()),
             Self::Tick(Tick { clock: name, leaves: true, .. }) => format!("leaving clock {name:?}"),
             Self::Tick(Tick { clock: name, round, .. }) => format!("round {round} of clock {name:?}"),
-            Self::Checkpoint(CheckpointAsk::Save(SaveAsk { path, .. })) => format!("saving a checkpoint in {path:?}"),
-            Self::Checkpoint(CheckpointAsk::Load(LoadAsk { path, .. })) => format!("loading a checkpoint of {path:?}"),
+            Self::Checkpoint(CheckpointAsk::Save(SaveAsk { path, .. })) => format!("saving a checkpoint in {path}"),
+            Self::Checkpoint(CheckpointAsk::Load(LoadAsk { path, .. })) => format!("loading a checkpoint of {path}"),
         }
     }
 }

@@ -41,7 +41,8 @@ pub use crate::id::{
 pub use access::{Access, Demand, Update};
 pub use address::{Address, Peer, Reach, Scheme};
 pub use checkpoint::{
-    CheckpointAsk, Checkpointed, ClockStep, LoadAsk, Missing, Order, Plan, SaveAsk, TableFile, Task, Written,
+    CheckpointAsk, Checkpointed, ClockStep, Contents, LoadAsk, Missing, Order, Plan, SaveAsk, TableFile, Task, Written,
+    check_saved,
 };
 pub use clock::{Answer, Ask, Closing, Half, Squares, Tick, Ticked};
 pub use codec_choice::CodecChoice;

@@ -75,6 +75,8 @@ typedef enum GradlaneStatus {
     GRADLANE_STATUS_INTERNAL = 13,
     // The engine of this process does not end the operation, because its threads are stuck. The memory of the operation stays in use.
     GRADLANE_STATUS_UNRESPONSIVE = 14,
+    // What was asked for by its name is not there.
+    GRADLANE_STATUS_NOT_FOUND = 15,
 } GradlaneStatus;
 
 // The description of an error. The structure and the text belong to the caller. The library writes to them only during the call that gets
@@ -359,6 +361,28 @@ typedef struct GradlaneTicked {
     uint64_t fate;
 } GradlaneTicked;
 
+// A checkpoint that is whole.
+typedef struct GradlaneCheckpoint {
+    // Its number: those of one directory count from 1.
+    uint64_t number;
+    // How many tensors were written, or read.
+    uint64_t tensors;
+    // The bytes of their values.
+    uint64_t bytes;
+    // How many files it has.
+    uint64_t files;
+} GradlaneCheckpoint;
+
+// What becomes of a parameter that a checkpoint lacks.
+typedef enum GradlaneMissing {
+    // Nothing is loaded.
+    GRADLANE_MISSING_REFUSE = 1,
+    // It keeps the value that it has, or waits for its first one.
+    GRADLANE_MISSING_LEAVE = 2,
+    // Its value is zero.
+    GRADLANE_MISSING_ZERO = 3,
+} GradlaneMissing;
+
 // What `gradlane_begin_step` says. A program sets `struct_size`, and the library the other fields.
 typedef struct GradlaneStep {
     // In: `sizeof(GradlaneStep)`.
@@ -539,8 +563,10 @@ GradlaneStatus gradlane_wait_any(const GradlaneOperation *operations, size_t cou
 // step timeout. All changes of the round must have ended before. `mode` is the mode of the parameters that follow the clock, equal on all
 // workers. Saying a round again is the same tick, so that a wait that was too short can go on.
 //
+// `samples` are those from which this worker's changes of the round were computed; schedules by samples follow their sum.
+//
 // `ticked` receives where the worker stands. With `waits` 0, the call does not wait for others; a mode with rounds does not allow that.
-GradlaneStatus gradlane_tick(GradlaneSession session, const char *clock, const char *mode, uint64_t round, uint32_t waits, uint64_t timeout_ms, GradlaneTicked *ticked, GradlaneError *error);
+GradlaneStatus gradlane_tick(GradlaneSession session, const char *clock, const char *mode, uint64_t round, uint64_t samples, uint32_t waits, uint64_t timeout_ms, GradlaneTicked *ticked, GradlaneError *error);
 
 // Tells that this worker ticks the clock `clock` no more, so that the others wait for it no more. Call it behind the last tick, where workers
 // may have different numbers of rounds. The other arguments are those of `gradlane_tick`.

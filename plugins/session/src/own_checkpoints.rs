@@ -8,14 +8,12 @@ use gradlane_core::config::Config;
 use gradlane_core::mem::Pool;
 use gradlane_core::runtime::process;
 use gradlane_core::types::{
-    Ask, CheckpointAsk, Checkpointed, LoadAsk, Missing, PartId, PartLayout, Piece, Plan, SaveAsk, ServerId, Span,
-    TableFile, TensorSpec,
+    Ask, CheckpointAsk, Checkpointed, Contents, LoadAsk, Missing, PartId, PartLayout, Piece, Plan, SaveAsk, ServerId,
+    Span, TensorSpec,
 };
 use gradlane_core::wire::limits;
 use gradlane_core::{Error, Result};
-use gradlane_server::checkpoint::{
-    self, FORMAT, Manifest, SavedClock, SavedTable, SavedTensor, Saving, Source, compare,
-};
+use gradlane_server::checkpoint::{self, Manifest, Saving, Source};
 
 use crate::parameters::{FrozenParameters, Parameters};
 
@@ -79,18 +77,14 @@ impl OwnCheckpoints {
         let plan = plan_of(&tensors);
         let saved =
             checkpoint::write(&root.join(&directory), ServerId(0), checkpoint, &plan, &parts).and_then(|written| {
-                let table = |TableFile { name: file, bytes, checksum }| SavedTable { file, bytes, checksum };
-                let manifest = Manifest {
-                    format: FORMAT,
-                    job: self.job.clone(),
-                    life: files.lives[0].clone(),
+                let contents = Contents {
                     checkpoint,
-                    clocks: steps.iter().map(SavedClock::of).collect(),
-                    tensors: tensors.iter().map(SavedTensor::of).collect(),
-                    tables: written.table.clone().map(table).into_iter().collect(),
+                    tensors: tensors.clone(),
+                    tables: written.table.clone().into_iter().collect(),
+                    steps: steps.clone(),
                     notes: notes.clone(),
-                    checksum: 0,
                 };
+                let manifest = Manifest::of(&contents, &self.job, &files.lives[0]);
                 saving.publish(&manifest, keep)?;
                 Ok(written)
             });
@@ -103,13 +97,14 @@ impl OwnCheckpoints {
         let root = checkpoint::root(self.root.as_deref())?;
         let (directory, manifest) = checkpoint::find(&root, &ask.path, ask.checkpoint)?;
         let tensors = parameters.tensors();
-        let lacking = compare(&manifest, &tensors, &ask)?;
+        let contents = manifest.contents()?;
+        let lacking = contents.compare(&tensors, &ask)?;
         let is_read = |tensor: &&TensorSpec| ask.missing == Missing::Zero || !lacking.contains(&tensor.name);
         let read: Vec<TensorSpec> = tensors.iter().filter(is_read).cloned().collect();
         let plan = plan_of(&read);
         let source = Source { directory: root.join(&directory), with_state: ask.with_state };
         let parts = checkpoint::read(&source, &plan, &Pool::new(), |_| limits::PART_BYTES_MAX)?;
-        parameters.restore(&parts, &manifest.steps())?;
+        parameters.restore(&parts, &contents.steps)?;
         if !files.lives.contains(&manifest.life) {
             files.lives.push(manifest.life.clone());
         }
@@ -119,7 +114,7 @@ impl OwnCheckpoints {
             tensors: tensors.len() as u64 - lacking.len() as u64,
             bytes: plan.parts.iter().map(PartLayout::bytes).sum(),
             files: manifest.tables.len() as u64 + 1,
-            steps: manifest.steps(),
+            steps: contents.steps,
             notes: manifest.notes.clone(),
         })
     }

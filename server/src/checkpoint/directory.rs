@@ -7,9 +7,9 @@ use gradlane_core::error::{Error, Result};
 use gradlane_core::local::failpoint::{Failpoint, reach};
 use gradlane_core::wire::checksum;
 
+use super::faults::{corrupt, io};
 use super::manifest::{MANIFEST, Manifest, bytes_of};
 use super::write::{PARTIAL, sync_directory, write_file};
-use super::{corrupt, io};
 
 /// The directory below which checkpoints are, as `checkpoint_dir` says.
 ///
@@ -118,7 +118,7 @@ impl Saving {
                 });
             }
         }
-        let bytes = bytes_of(&manifest.clone().sealed());
+        let bytes = bytes_of(manifest);
         reach(Failpoint::ManifestMade);
         write_file(&directory, MANIFEST, |file| std::io::Write::write_all(file, &bytes))?;
         sync_directory(&directory)?;
@@ -242,7 +242,7 @@ fn remove(path: &Path) -> Result<()> {
 fn below(root: &Path, path: &str) -> Result<PathBuf> {
     let refused = |problem: &str| {
         Err(Error::InvalidArgument {
-            what: format!("the path {path:?} of a checkpoint {problem}"),
+            what: format!("the path {path} of a checkpoint {problem}"),
             hint: format!(
                 "give one below {}, or start coordinator and servers with another checkpoint_dir",
                 root.display()

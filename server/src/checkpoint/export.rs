@@ -7,9 +7,10 @@ use gradlane_core::error::{Error, Result};
 use gradlane_core::types::DType;
 use safetensors::tensor::{Dtype, View};
 
+use super::form::form;
 use super::manifest::Manifest;
 use super::read::read_tensor;
-use super::write::{form, persist, temporary};
+use super::write::{persist, temporary};
 
 /// Writes the values of the checkpoint in `directory` to one file in the form of safetensors, under the names of the tensors. What is there
 /// under this name is replaced when all is on the disk.
@@ -23,7 +24,7 @@ pub fn export(directory: &Path, manifest: &Manifest, file: &Path) -> Result<()> 
     for tensor in &manifest.tensors {
         let bytes = read_tensor(directory, manifest, &tensor.name)?;
         let shape = tensor.shape.iter().map(|dimension| usize::try_from(*dimension).expect("it was read")).collect();
-        tensors.push((tensor.name.as_str(), Whole { dtype: tensor.dtype()?, shape, bytes }));
+        tensors.push((tensor.name.as_str(), Whole { dtype: tensor.spec()?.dtype, shape, bytes }));
     }
     let failed = |error: safetensors::SafeTensorError| Error::Io {
         what: format!("writing {}", file.display()),

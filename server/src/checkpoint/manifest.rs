@@ -3,12 +3,12 @@
 use std::path::Path;
 
 use gradlane_core::error::{Error, Result};
-use gradlane_core::types::{ClockKey, ClockStep, DType, TensorSpec};
+use gradlane_core::types::{ClockKey, ClockStep, Contents, DType, TableFile, TensorSpec};
 use gradlane_core::wire::checksum;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use super::{corrupt, io};
+use super::faults::{corrupt, io};
 
 /// The form of all files of a checkpoint. A change that an older release cannot read raises it.
 pub const FORMAT: u32 = 1;
@@ -173,7 +173,7 @@ impl Manifest {
 
     /// The same with its checksum.
     #[must_use]
-    pub fn sealed(self) -> Self {
+    fn sealed(self) -> Self {
         let open = Self { checksum: 0, ..self };
         let checksum = checksum(0, &bytes_of(&open));
         Self { checksum, ..open }
@@ -184,11 +184,40 @@ impl Manifest {
         String::from_utf8(bytes_of(self)).expect("JSON is UTF-8")
     }
 
-    /// Of each clock the global step.
-    pub fn steps(&self) -> Vec<ClockStep> {
-        let at =
-            |clock: &SavedClock| ClockStep { clock: ClockKey(clock.clock), step: clock.step, samples: clock.samples };
-        self.clocks.iter().map(at).collect()
+    /// That of a checkpoint which this life of a job has saved.
+    pub fn of(contents: &Contents, job: &str, life: &str) -> Self {
+        let clock = |at: &ClockStep| SavedClock { clock: at.clock.0, step: at.step, samples: at.samples };
+        let table =
+            |table: &TableFile| SavedTable { file: table.name.clone(), bytes: table.bytes, checksum: table.checksum };
+        let open = Self {
+            format: FORMAT,
+            job: job.to_owned(),
+            life: life.to_owned(),
+            checkpoint: contents.checkpoint,
+            clocks: contents.steps.iter().map(clock).collect(),
+            tensors: contents.tensors.iter().map(SavedTensor::of).collect(),
+            tables: contents.tables.iter().map(table).collect(),
+            notes: contents.notes.clone(),
+            checksum: 0,
+        };
+        open.sealed()
+    }
+
+    /// What it says.
+    ///
+    /// # Errors
+    /// [`Error::CorruptCheckpoint`] if a tensor has no element type that there is.
+    pub fn contents(&self) -> Result<Contents> {
+        let step = |at: &SavedClock| ClockStep { clock: ClockKey(at.clock), step: at.step, samples: at.samples };
+        let table =
+            |table: &SavedTable| TableFile { name: table.file.clone(), bytes: table.bytes, checksum: table.checksum };
+        Ok(Contents {
+            checkpoint: self.checkpoint,
+            tensors: self.tensors.iter().map(SavedTensor::spec).collect::<Result<_>>()?,
+            tables: self.tables.iter().map(table).collect(),
+            steps: self.clocks.iter().map(step).collect(),
+            notes: self.notes.clone(),
+        })
     }
 
     /// The tensor with this name.
@@ -197,16 +226,9 @@ impl Manifest {
     }
 }
 
-impl SavedClock {
-    /// What is saved of a clock.
-    pub fn of(at: &ClockStep) -> Self {
-        Self { clock: at.clock.0, step: at.step, samples: at.samples }
-    }
-}
-
 impl SavedTensor {
     /// What is saved of a declaration.
-    pub fn of(spec: &TensorSpec) -> Self {
+    fn of(spec: &TensorSpec) -> Self {
         Self {
             name: spec.name.clone(),
             dtype: spec.dtype.to_string(),
@@ -216,17 +238,14 @@ impl SavedTensor {
         }
     }
 
-    /// How many elements it has.
-    pub fn elements(&self) -> Option<u64> {
-        self.shape.iter().try_fold(1_u64, |elements, dimension| elements.checked_mul(*dimension))
-    }
-
-    /// Its element type.
+    /// The tensor, as any parameter of its element type and shape.
     ///
     /// # Errors
-    /// [`Error::CorruptCheckpoint`] if there is none of this name.
-    pub fn dtype(&self) -> Result<DType> {
-        self.dtype.parse().map_err(|_| corrupt(MANIFEST, format!("tensor {} has no element type", self.name)))
+    /// [`Error::CorruptCheckpoint`] if there is no such element type.
+    pub(super) fn spec(&self) -> Result<TensorSpec> {
+        let dtype: DType =
+            self.dtype.parse().map_err(|_| corrupt(MANIFEST, format!("tensor {} has no element type", self.name)))?;
+        Ok(TensorSpec::parameter(self.name.clone(), dtype, self.shape.clone()))
     }
 }
 

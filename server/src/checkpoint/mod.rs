@@ -21,31 +21,18 @@
 //! **Not by server.** Elements are found by the name of their tensor and their place in it, so any number of servers and any size of parts can
 //! load what others have saved.
 
-mod compare;
 mod directory;
 mod export;
+mod faults;
+mod form;
 mod manifest;
 mod part;
 mod read;
 mod write;
 
-pub use compare::compare;
 pub use directory::{Saving, find, open, place, root};
 pub use export::export;
-pub use manifest::{FORMAT, Manifest, SavedClock, SavedTable, SavedTensor};
+pub use manifest::Manifest;
 pub use part::FrozenPart;
 pub use read::{Source, read, read_tensor};
 pub use write::write;
-
-use gradlane_core::error::Error;
-
-/// The system has refused something about a file.
-fn io(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> Error {
-    let what = what.into();
-    move |error| Error::Io { what, cause: error.to_string() }
-}
-
-/// A file of a checkpoint is not what it was.
-fn corrupt(file: impl Into<String>, problem: impl Into<String>) -> Error {
-    Error::CorruptCheckpoint { file: file.into(), problem: problem.into() }
-}

@@ -9,14 +9,14 @@ use gradlane_core::error::{Error, Result};
 use gradlane_core::local::failpoint::{Failpoint, reach};
 use gradlane_core::mem::{Lease, Pool};
 use gradlane_core::reduce::{Counters, OptimizerState};
-use gradlane_core::types::{DType, PartId, PartLayout, Plan, Rule, Span, TensorSpec, Version};
+use gradlane_core::types::{DType, PartId, PartLayout, Plan, Rule, Span, TensorSpec, Version, check_saved};
 use gradlane_core::wire::checksum;
 use safetensors::tensor::Metadata;
 
-use super::compare::check_tensor;
+use super::faults::{corrupt, io};
+use super::form::{form, header_of, place, places};
 use super::manifest::{DataFile, Entry, Manifest, Run, State, table};
-use super::write::{form, places};
-use super::{FrozenPart, corrupt, io};
+use super::part::FrozenPart;
 
 /// Where to read.
 #[derive(Clone, Debug)]
@@ -60,7 +60,7 @@ pub fn read_tensor(directory: &Path, manifest: &Manifest, name: &str) -> Result<
             hint: "give the name of one that was saved".to_owned(),
         });
     };
-    let spec = TensorSpec::new(name, tensor.dtype()?, tensor.shape.clone());
+    let spec = tensor.spec()?;
     let bytes =
         spec.bytes().ok_or_else(|| corrupt(super::manifest::MANIFEST, format!("tensor {name} is too large")))?;
     let mut values = vec![0; place(bytes)];
@@ -130,7 +130,7 @@ impl<'a> Saved<'a> {
             let tensor =
                 plan.tensors.iter().find(|tensor| tensor.key() == piece.tensor).expect("a plan names its tensors");
             let Some(saved) = self.manifest.tensor(&tensor.name) else { continue };
-            check_tensor(saved, tensor)?;
+            check_saved(&saved.spec()?, tensor)?;
             self.fill(
                 tensor,
                 dtype,
@@ -213,8 +213,7 @@ impl Rows {
 
     /// Takes over what was kept of these elements, which lie behind `from` others in the part.
     fn fill(&mut self, files: &mut Files, tensor: &TensorSpec, kept: &State, taken: Taken, from: usize) -> Result<()> {
-        let rule: Rule =
-            kept.rule.parse().map_err(|_| corrupt(&tensor.name, format!("has no rule {:?}", kept.rule)))?;
+        let rule: Rule = kept.rule.parse().map_err(|_| corrupt(&tensor.name, format!("has no rule {}", kept.rule)))?;
         let unlike = |problem: String| Error::FailedPrecondition {
             what: format!("tensor {}: it was saved with the rule {rule}, {problem}", tensor.name),
             hint: "give the rule of the checkpoint, or load the values alone".to_owned(),
@@ -292,32 +291,8 @@ impl Entries {
     }
 }
 
-/// The header of a file in the form of safetensors, and the length that precedes it.
-///
-/// # Errors
-/// Those of the system; [`InvalidData`](std::io::ErrorKind::InvalidData) if there cannot be such a header.
-pub(super) fn header_of(file: &File) -> std::io::Result<Vec<u8>> {
-    let mut len = [0; 8];
-    file.read_exact_at(&mut len, 0)?;
-    let bytes = u64::from_le_bytes(len);
-    if bytes > HEADER_BYTES_MAX || bytes + 8 > file.metadata()?.len() {
-        return Err(std::io::Error::new(std::io::ErrorKind::InvalidData, format!("a header of {bytes} bytes")));
-    }
-    let mut header = vec![0; place(bytes + 8)];
-    file.read_exact_at(&mut header, 0)?;
-    Ok(header)
-}
-
-/// The most bytes of a header in the form of safetensors, as other readers of it have it.
-const HEADER_BYTES_MAX: u64 = 100 << 20;
-
 fn copied(pool: &Pool, bytes: &[u8]) -> Lease {
     let mut lease = pool.lease(bytes.len());
     lease.copy_from_slice(bytes);
     lease
-}
-
-/// A number of bytes or elements of a part, which lies in memory.
-fn place(number: u64) -> usize {
-    usize::try_from(number).expect("it lies in memory")
 }

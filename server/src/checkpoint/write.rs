@@ -13,15 +13,16 @@ use gradlane_core::error::{Error, Result};
 use gradlane_core::local::failpoint::{Failpoint, reach};
 use gradlane_core::mem::Frozen;
 use gradlane_core::reduce::OptimizerState;
-use gradlane_core::types::{DType, PartId, PartLayout, Piece, Plan, ServerId, Span, TableFile, TensorSpec, Written};
+use gradlane_core::types::{DType, PartId, Plan, ServerId, Span, TableFile, TensorSpec, Written};
 use gradlane_core::wire::checksum;
 use safetensors::SafeTensorError;
 use safetensors::tensor::{Dtype, View};
 use tempfile::NamedTempFile;
 
+use super::faults::io;
+use super::form::{form, header_of, place, places};
 use super::manifest::{DataFile, Entry, FORMAT, Row, Run, State, Table, bytes_of};
-use super::read::header_of;
-use super::{FrozenPart, io};
+use super::part::FrozenPart;
 
 /// Writes the parts of a plan, of which the caller has one each, as `server` of the job. All is on the disk when it returns.
 ///
@@ -98,15 +99,6 @@ pub(super) fn persist(file: NamedTempFile, path: &Path) -> Result<()> {
 pub(super) fn sync_directory(directory: &Path) -> Result<()> {
     let synced = File::open(directory).and_then(|directory| directory.sync_all());
     synced.map_err(io(format!("writing {}", directory.display())))
-}
-
-/// The pieces of a part, and where each begins in it, in bytes.
-pub(super) fn places(layout: &PartLayout) -> impl Iterator<Item = (Piece, u64)> + '_ {
-    layout.pieces.iter().scan(0, |at, piece| {
-        let begins = *at;
-        *at += piece.span.bytes;
-        Some((*piece, begins))
-    })
 }
 
 /// The entries of one file.
@@ -269,23 +261,4 @@ fn run_of(blocks: &[Frozen], mut from: usize, len: usize) -> Cow<'_, [u8]> {
         }
     }
     Cow::Owned(run)
-}
-
-/// How files in the form of safetensors call an element type.
-pub(super) const fn form(dtype: DType) -> Dtype {
-    match dtype {
-        DType::F64 => Dtype::F64,
-        DType::F32 => Dtype::F32,
-        DType::F16 => Dtype::F16,
-        DType::BF16 => Dtype::BF16,
-        DType::I64 => Dtype::I64,
-        DType::I32 => Dtype::I32,
-        DType::I8 => Dtype::I8,
-        DType::U8 => Dtype::U8,
-    }
-}
-
-/// A number of bytes or elements of a part, which lies in memory.
-fn place(number: u64) -> usize {
-    usize::try_from(number).expect("it lies in memory")
 }

@@ -12,11 +12,9 @@ use std::collections::BTreeMap;
 
 use gradlane_core::error::{Error, Result};
 use gradlane_core::types::{
-    CheckpointAsk, Checkpointed, ClockKey, ClockStep, LoadAsk, Missing, Order, PartLayout, Plan, SaveAsk, ServerId,
-    Task, TensorSpec, Time, WorkerId, Written,
+    CheckpointAsk, Checkpointed, ClockKey, ClockStep, Contents, LoadAsk, Missing, Order, PartLayout, Plan, SaveAsk,
+    ServerId, Task, TensorSpec, Time, WorkerId, Written,
 };
-
-use crate::checkpoint::{FORMAT, Manifest, SavedClock, SavedTable, SavedTensor, compare};
 
 /// The machine.
 #[derive(Default, Debug)]
@@ -81,8 +79,8 @@ pub enum DiskTask {
     },
     /// Make a checkpoint whole.
     Publish {
-        /// What it is. Its driver fills in the name of the job's life.
-        manifest: Manifest,
+        /// What it has.
+        contents: Contents,
         /// How many to keep.
         keep: Option<u32>,
     },
@@ -113,8 +111,8 @@ pub enum Found {
     Whole {
         /// Its path below `checkpoint_dir`.
         directory: String,
-        /// What it is.
-        manifest: Manifest,
+        /// What it has.
+        contents: Contents,
     },
 }
 
@@ -225,8 +223,8 @@ impl Checkpoints {
         }
     }
 
-    /// A server has obeyed, or cannot. `job` is the name of the job.
-    pub(super) fn handle_obeyed(&mut self, server: ServerId, number: u64, outcome: Result<Written>, job: &str) -> Turn {
+    /// A server has obeyed, or cannot.
+    pub(super) fn handle_obeyed(&mut self, server: ServerId, number: u64, outcome: Result<Written>) -> Turn {
         let Some(open) = self.open.as_mut().filter(|open| open.number == number) else { return Turn::default() };
         // Another server's part may have come first, or this one's again.
         if open.orders.remove(&server).is_none() {
@@ -246,10 +244,10 @@ impl Checkpoints {
         match (open.stage, &open.ask) {
             (Stage::Obeys, CheckpointAsk::Save(SaveAsk { keep, .. })) => {
                 let keep = *keep;
-                match open.manifest(job) {
-                    Ok(manifest) => {
+                match open.contents() {
+                    Ok(contents) => {
                         open.stage = Stage::Publishes;
-                        let task = DiskTask::Publish { manifest, keep };
+                        let task = DiskTask::Publish { contents, keep };
                         Turn { disk: Some(Disk { number, task }), ..Turn::default() }
                     }
                     Err(error) => self.end(Err(error)),
@@ -257,7 +255,7 @@ impl Checkpoints {
             }
             (Stage::Obeys, CheckpointAsk::Load(_)) => {
                 open.stage = Stage::Applies;
-                let steps = open.whole().1.steps();
+                let steps = open.whole().1.steps.clone();
                 Turn { applies: true, steps, ..Turn::default() }
             }
             (Stage::Applies, _) => {
@@ -363,8 +361,8 @@ impl Open {
                     self.orders.insert(server, Task::Save { directory, checkpoint, plan });
                 }
             }
-            (Found::Whole { directory, manifest }, CheckpointAsk::Load(ask)) => {
-                let lacking = compare(manifest, &self.tensors, ask)?;
+            (Found::Whole { directory, contents }, CheckpointAsk::Load(ask)) => {
+                let lacking = contents.compare(&self.tensors, ask)?;
                 let is_read = |tensor: &TensorSpec| ask.missing == Missing::Zero || !lacking.contains(&tensor.name);
                 for (server, plan) in self.plans(is_read)? {
                     let (directory, with_state) = (directory.clone(), ask.with_state);
@@ -409,11 +407,11 @@ impl Open {
         Ok(plans)
     }
 
-    /// The manifest of what the servers have written.
+    /// What the servers have written.
     ///
     /// # Errors
-    /// [`Error::FailedPrecondition`] if servers have frozen different rounds.
-    fn manifest(&self, job: &str) -> Result<Manifest> {
+    /// [`Error::FailedPrecondition`] if they have frozen different rounds.
+    fn contents(&self) -> Result<Contents> {
         let CheckpointAsk::Save(SaveAsk { notes, .. }) = &self.ask else { unreachable!("a load publishes nothing") };
         let Some(Found::Begun { checkpoint, .. }) = self.found else { unreachable!("a save has a directory") };
         let mut rounds: BTreeMap<ClockKey, u64> = BTreeMap::new();
@@ -426,23 +424,12 @@ impl Open {
                 });
             }
         }
-        let table = |written: &Written| {
-            written.table.as_ref().map(|table| SavedTable {
-                file: table.name.clone(),
-                bytes: table.bytes,
-                checksum: table.checksum,
-            })
-        };
-        Ok(Manifest {
-            format: FORMAT,
-            job: job.to_owned(),
-            life: String::new(),
+        Ok(Contents {
             checkpoint,
-            clocks: self.frozen.iter().map(SavedClock::of).collect(),
-            tensors: self.tensors.iter().map(SavedTensor::of).collect(),
-            tables: self.written.values().filter_map(table).collect(),
+            tensors: self.tensors.clone(),
+            tables: self.written.values().filter_map(|written| written.table.clone()).collect(),
+            steps: self.frozen.clone(),
             notes: notes.clone(),
-            checksum: 0,
         })
     }
 
@@ -462,21 +449,21 @@ impl Open {
     }
 
     fn loaded(&self) -> Checkpointed {
-        let (directory, manifest) = self.whole();
+        let (directory, contents) = self.whole();
         Checkpointed {
-            checkpoint: manifest.checkpoint,
+            checkpoint: contents.checkpoint,
             directory: directory.to_owned(),
-            tensors: self.tensors.iter().filter(|tensor| manifest.tensor(&tensor.name).is_some()).count() as u64,
+            tensors: self.tensors.iter().filter(|tensor| contents.tensor(&tensor.name).is_some()).count() as u64,
             bytes: self.bytes(),
-            files: manifest.tables.len() as u64 + 1,
-            steps: manifest.steps(),
-            notes: manifest.notes.clone(),
+            files: contents.tables.len() as u64 + 1,
+            steps: contents.steps.clone(),
+            notes: contents.notes.clone(),
         }
     }
 
-    fn whole(&self) -> (&str, &Manifest) {
-        let Some(Found::Whole { directory, manifest }) = &self.found else { unreachable!("servers have read it") };
-        (directory, manifest)
+    fn whole(&self) -> (&str, &Contents) {
+        let Some(Found::Whole { directory, contents }) = &self.found else { unreachable!("servers have read it") };
+        (directory, contents)
     }
 
     fn bytes(&self) -> u64 {
@@ -485,8 +472,8 @@ impl Open {
 
     fn described(&self) -> String {
         match &self.ask {
-            CheckpointAsk::Save(SaveAsk { path, .. }) => format!("saving a checkpoint in {path:?}"),
-            CheckpointAsk::Load(LoadAsk { path, .. }) => format!("loading a checkpoint of {path:?}"),
+            CheckpointAsk::Save(SaveAsk { path, .. }) => format!("saving a checkpoint in {path}"),
+            CheckpointAsk::Load(LoadAsk { path, .. }) => format!("loading a checkpoint of {path}"),
         }
     }
 }

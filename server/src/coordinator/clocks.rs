@@ -29,8 +29,6 @@ use super::lately::Lately;
 
 mod stepping;
 
-use stepping::too_many;
-
 /// The clocks of a job.
 #[derive(Debug)]
 pub(crate) struct Clocks {
@@ -137,7 +135,7 @@ impl Clocks {
         let Tick { clock: name, mode, round, samples, leaves, wait } = tick;
         let is_full = self.clocks.len() >= CLOCKS_MAX && !self.clocks.contains_key(&name);
         if is_full {
-            return Turn::refusal(worker, request, too_many(&name));
+            return Turn::refusal(worker, request, ticks::too_many(&name, CLOCKS_MAX));
         }
         let begins = mode.clock.and_then(|clock| self.begins.get(&clock));
         let clock = self.clocks.entry(name.clone()).or_insert_with(|| Clock::new(mode, begins, (worker, self.defect)));

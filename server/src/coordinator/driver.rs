@@ -127,8 +127,11 @@ impl CoordinatorNode {
 
         let end = Arc::new(End::default());
         let probe = Arc::new(Probe::new(&machine, listener.enrolments_refused()));
+        let told = inputs.clone();
+        let done = move |number, outcome| drop(told.send(Input::Disk { number, outcome }));
+        let files = Files::start(config, &join, done)?;
         let mut driver = Driver {
-            files: Files::start(config.checkpoint_dir.clone(), &join, inputs.clone())?,
+            files,
             machine: coordinator,
             journal,
             clock,

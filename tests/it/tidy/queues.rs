@@ -57,12 +57,12 @@ const QUEUES: [Queue; 55] = [
     queue("server/src/coordinator/driver.rs", "crossbeam_channel::bounded(1)", "one answer"),
     queue(
         "server/src/coordinator/driver/disk.rs",
-        "let (work, received) = unbounded::<Disk>()",
+        "let (work, received) = unbounded",
         "three pieces of work: one save or load is under way, and a refused one (two_savers_at_once_do_not_meet)",
     ),
     queue(
         "server/src/node/archive.rs",
-        "let (jobs, received) = unbounded::<Job>()",
+        "let (jobs, received) = unbounded",
         "one piece of work: a server does one order at a time",
     ),
     queue(

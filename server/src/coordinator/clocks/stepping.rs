@@ -1,8 +1,6 @@
 //! How far the clocks are, and from where they go on when a checkpoint is loaded.
 
-use gradlane_core::error::Error;
 use gradlane_core::types::{ClockStep, Pace};
-use gradlane_core::wire::limits::CLOCKS_MAX;
 
 use super::{Clock, Clocks};
 
@@ -53,14 +51,5 @@ impl Clock {
             Pace::Rounds { .. } => self.settled(),
             Pace::Async | Pace::Ssp { .. } => self.ticks,
         }
-    }
-}
-
-/// The answer to a tick of one clock too many.
-pub(super) fn too_many(name: &str) -> Error {
-    Error::Exhausted {
-        what: format!("clocks of the job, with clock {name:?}"),
-        limit: CLOCKS_MAX.to_string(),
-        hint: "use one clock for all parameters that are pushed together".to_owned(),
     }
 }

@@ -5,11 +5,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
 use crossbeam_channel::{Sender, unbounded};
+use gradlane_core::config::Config;
 use gradlane_core::error::{Error, Result};
 use gradlane_core::local::OwnThread;
 use gradlane_core::types::JoinString;
 
-use super::Input;
 use crate::checkpoint::{self, Manifest, Saving};
 use crate::coordinator::{Disk, DiskTask, Found};
 
@@ -22,6 +22,8 @@ pub(super) struct Files {
 /// What the thread knows.
 struct Keeper {
     root: Option<PathBuf>,
+    /// The name of the job.
+    job: String,
     /// The lives of a job whose checkpoints this one goes on with; the first one is its own.
     lives: Vec<String>,
     /// The directories in which this job has saved. They stay locked as long as it lives.
@@ -31,20 +33,25 @@ struct Keeper {
 }
 
 impl Files {
-    /// Starts the thread. It works below `root` for a life of a job, which is named by its authority, and tells the coordinator by `inputs`.
+    /// Starts the thread. It works below `checkpoint_dir` for a life of the job, which is named by its authority, and tells `done`.
     ///
     /// # Errors
     /// [`Error::Io`] if the system gives no thread.
-    pub(super) fn start(root: Option<PathBuf>, join: &JoinString, inputs: Sender<Input>) -> Result<Self> {
+    pub(super) fn start(
+        config: &Config,
+        join: &JoinString,
+        done: impl Fn(u64, Result<Found>) + Send + 'static,
+    ) -> Result<Self> {
         let life = join.ca_hash.map(|byte| format!("{byte:02x}")).concat();
+        let (root, job) = (config.checkpoint_dir.clone(), config.job.clone());
         let (work, received) = unbounded::<Disk>();
         let thread = OwnThread::start("gl-checkpoints", move || {
-            let mut keeper = Keeper { root, lives: vec![life], directories: BTreeMap::new(), open: None };
+            let mut keeper = Keeper { root, job, lives: vec![life], directories: BTreeMap::new(), open: None };
             while let Ok(Disk { number, task }) = received.recv() {
                 let worked = catch_unwind(AssertUnwindSafe(|| keeper.work(task)));
                 let outcome = worked.unwrap_or_else(|panic| Err(Error::of_panic("a checkpoint", &*panic)));
                 if let Some(outcome) = outcome.transpose() {
-                    let _ = inputs.send(Input::Disk { number, outcome });
+                    done(number, outcome);
                 }
             }
         })?;
@@ -63,9 +70,9 @@ impl Keeper {
         let root = checkpoint::root(self.root.as_deref())?;
         match task {
             DiskTask::Begin { path } => self.begin_save(&root, path).map(Some),
-            DiskTask::Publish { manifest, keep } => {
+            DiskTask::Publish { contents, keep } => {
                 let (path, _) = self.open.as_ref().expect("it was begun");
-                let manifest = Manifest { life: self.lives[0].clone(), ..manifest };
+                let manifest = Manifest::of(&contents, &self.job, &self.lives[0]);
                 self.directories[path].publish(&manifest, keep)?;
                 self.open = None;
                 Ok(Some(Found::Published))
@@ -81,7 +88,7 @@ impl Keeper {
                 if !self.lives.contains(&manifest.life) {
                     self.lives.push(manifest.life.clone());
                 }
-                Ok(Some(Found::Whole { directory, manifest }))
+                Ok(Some(Found::Whole { directory, contents: manifest.contents()? }))
             }
         }
     }

@@ -37,7 +37,7 @@ impl Coordinator {
         let Some(server) = seat.map(|seat| ServerId(seat.member.index)) else {
             return self.close_protocol(link, "kind", "is for servers alone");
         };
-        let turn = self.checkpoints.handle_obeyed(server, order, outcome, &self.config.job);
+        let turn = self.checkpoints.handle_obeyed(server, order, outcome);
         self.turn_checkpoints(turn);
     }
 

@@ -1,11 +1,11 @@
 //! Checkpoints: one at a time, whole or not at all, over reconnections and losses.
 
 use gradlane_core::types::{
-    CheckpointAsk, Checkpointed, ClockKey, ClockStep, LoadAsk, Missing, Order, SaveAsk, TableFile, Task, Written,
+    CheckpointAsk, Checkpointed, ClockKey, ClockStep, Contents, LoadAsk, Missing, Order, SaveAsk, TableFile, Task,
+    Written,
 };
 
 use super::*;
-use crate::checkpoint::{FORMAT, Manifest, SavedClock, SavedTensor};
 
 #[test]
 fn a_save_is_answered_when_the_server_has_written_and_the_manifest_is_there() {
@@ -20,8 +20,8 @@ fn a_save_is_answered_when_the_server_has_written_and_the_manifest_is_there() {
     };
     assert_eq!((*told, directory.as_str(), plan.parts.len(), plan.tensors.len()), (number, "p/checkpoint-3", 1, 1));
     job.frame(SERVER, obeyed(number));
-    let Some(DiskTask::Publish { manifest, keep: Some(2) }) = job.disk() else { panic!("a manifest") };
-    assert_eq!((manifest.checkpoint, manifest.tables.len(), manifest.notes.as_str()), (3, 1, "n"));
+    let Some(DiskTask::Publish { contents, keep: Some(2) }) = job.disk() else { panic!("a manifest") };
+    assert_eq!((contents.checkpoint, contents.tables.len(), contents.notes.as_str()), (3, 1, "n"));
     assert_eq!(job.received(0), [], "it is not whole yet");
     job.coordinator.handle_disk(number, Ok(Found::Published));
     let [Frame::Checkpointed { request: 5, outcome: Ok(Checkpointed { checkpoint: 3, files: 3, .. }) }] =
@@ -38,7 +38,7 @@ fn a_second_one_is_refused_and_whoever_asks_again_gets_the_same_answer() {
     let number = begun(&mut job);
     job.frame(1, save(8));
     let refused = answer(&mut job, 1).unwrap_err();
-    assert!(refused.to_string().starts_with("worker 0 is saving a checkpoint in \"p\""), "{refused}");
+    assert!(refused.to_string().starts_with("worker 0 is saving a checkpoint in p"), "{refused}");
     job.disconnect(0);
     job.join_as(7, 0, worker(0));
     job.received(7);
@@ -81,7 +81,7 @@ fn a_save_that_fails_leaves_nothing_and_the_next_one_may_begin() {
         }
         assert_eq!(job.disk(), Some(DiskTask::GiveUp));
         let error = answer(&mut job, 0).unwrap_err();
-        let text = "saving a checkpoint in \"p\": server 0 have not answered: not done after 60.0 s";
+        let text = "saving a checkpoint in p: server 0 have not answered: not done after 60.0 s";
         assert!(server_fails && error == Error::Cancelled || error.to_string() == text, "{error}");
         job.frame(0, save(6));
         assert_ne!(begun(&mut job), number);
@@ -201,19 +201,15 @@ fn directory() -> Found {
 }
 
 fn whole(tensors: &[&str]) -> Found {
-    let saved = |name: &&str| SavedTensor::of(&TensorSpec::parameter(*name, DType::F32, vec![4]));
-    let manifest = Manifest {
-        format: FORMAT,
-        job: "test".to_owned(),
-        life: "l".to_owned(),
+    let saved = |name: &&str| TensorSpec::parameter(*name, DType::F32, vec![4]);
+    let contents = Contents {
         checkpoint: 3,
-        clocks: vec![SavedClock { clock: 9, step: 40, samples: 0 }],
         tensors: tensors.iter().map(saved).collect(),
         tables: Vec::new(),
+        steps: vec![ClockStep { clock: ClockKey(9), step: 40, samples: 0 }],
         notes: "n".to_owned(),
-        checksum: 0,
     };
-    Found::Whole { directory: "p/checkpoint-3".to_owned(), manifest }
+    Found::Whole { directory: "p/checkpoint-3".to_owned(), contents }
 }
 
 fn obeyed(order: u64) -> Frame {

@@ -153,7 +153,7 @@ impl Witness {
         let rounds = &mut self.rounds;
         let ticked = match outcome {
             Ok(Answer::Ticked(ticked)) => *ticked,
-            Ok(Answer::Store(_)) => unreachable!("a member compares answers with requests"),
+            Ok(Answer::Store(_) | Answer::Checkpointed(_)) => unreachable!("a member compares answers with requests"),
             Err(error) => {
                 let (error, is_explained) = (error.clone(), self.is_of_the_end(who, error));
                 if !is_explained {

@@ -1,0 +1,14 @@
+//! The errors of files.
+
+use gradlane_core::error::Error;
+
+/// The system has refused something about a file.
+pub(super) fn io(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> Error {
+    let what = what.into();
+    move |error| Error::Io { what, cause: error.to_string() }
+}
+
+/// A file of a checkpoint is not what it was.
+pub(super) fn corrupt(file: impl Into<String>, problem: impl Into<String>) -> Error {
+    Error::CorruptCheckpoint { file: file.into(), problem: problem.into() }
+}
