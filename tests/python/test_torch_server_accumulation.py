@@ -372,6 +372,13 @@ def test_a_state_has_the_micro_batches_and_where_the_worker_stands():
         for field, value, why in [("rule", "adam", "rule adam"), ("mode", "sync", "mode sync"), ("versions", {"w": 1}, "does not fit parameter rare")]:
             with pytest.raises(InvalidArgumentError, match=why):
                 other[1].load_state_dict({"server_training": state["server_training"] | {field: value}})
+        state["server_training"]["accumulated"]["sums"]["weight"] = torch.zeros(9)
+        with pytest.raises(InvalidArgumentError, match="does not fit parameter weight"):
+            other[1].load_state_dict(state)
+        for changes in ({"merge": "sum"}, {"batches": 3}):
+            fits = state["server_training"] | {"accumulated": state["server_training"]["accumulated"] | changes}
+            with pytest.raises(InvalidArgumentError, match="not with accumulate=3 and merge='mean'"):
+                other[1].load_state_dict({"server_training": fits})
         with pytest.raises(InvalidArgumentError, match="no state of a ServerOptimizer"):
             optimizer.load_state_dict(torch.optim.SGD(model.parameters(), lr=0.1).state_dict())
 

@@ -306,6 +306,8 @@ class ServerOptimizer(torch.optim.Optimizer):
 
     def _copied(self, label: str, total: torch.Tensor) -> torch.Tensor:
         """A copy where the parameter is."""
+        if total.shape != self._named[label].shape:
+            raise InvalidArgumentError(f"the state does not fit parameter {label}; load it into the model of which it is")
         return total.to(self._named[label].device, copy=True).contiguous()
 
     def _weights(self) -> dict[str, torch.Tensor]:
