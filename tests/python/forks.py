@@ -1,11 +1,11 @@
 """Runs workers in forks of a process that has imported what they need already: pytest, and PyTorch with its compiler if they use it.
 
-The imports take six to eight seconds of a core with PyTorch, and half a second without. The tests start more than 500 workers, which would
-do little else.
+The imports take six to eight seconds of a core with PyTorch, and half a second without. The tests start more than 500 workers,
+which would do little else.
 
-`gradlane run` starts this file as its worker, with the arguments of pytest, or with a script or module and its arguments. It is the stand-in of a fork:
-it hands over its arguments, environment and output, passes signals on, and ends as the fork ends. If the stand-in is killed, the fork is
-killed too.
+`gradlane run` starts this file as its worker, with the arguments of pytest, or with a script or module and its arguments. It is
+the stand-in of a fork: it hands over its arguments, environment and output, passes signals on, and ends as the fork ends. If the
+stand-in is killed, the fork is killed too.
 """
 
 from __future__ import annotations
