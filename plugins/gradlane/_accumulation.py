@@ -101,17 +101,18 @@ class Accumulation(Generic[T]):
         """Takes over what `state` has returned.
 
         Args:
-            copied: makes a copy of a sum, in the place of the weight of a label.
+            copied: makes a copy of a sum, in the place of the weight of a label. It may refuse one that does not fit.
         Raises:
-            InvalidArgumentError: it is of another merge, or too many micro-batches are in it.
+            InvalidArgumentError: it is of another merge, too many micro-batches are in it, or a sum does not fit.
         """
         if state["merge"] != self.merge or state["batches"] >= self.due:
             raise InvalidArgumentError(
                 f"the state has {state['batches']} micro-batches with merge={state['merge']!r}; load it where as many and more "
                 f"are accumulated by that, and not with accumulate={self.due} and merge={self.merge!r}"
             )
+        sums = {label: copied(label, total) for label, total in state["sums"].items()}
         self.clear()
-        self._sums = {label: copied(label, total) for label, total in state["sums"].items()}
+        self._sums = sums
         self.batches, self.samples = state["batches"], state["samples"]
 
 

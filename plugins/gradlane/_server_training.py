@@ -182,7 +182,10 @@ class ServerTraining(Generic[T]):
         return self.outcome
 
     def flush(self, weights: Mapping[str, T]) -> StepOutcome | None:
-        """A step with the micro-batches that are there, or the end of one that has failed; None if there is neither."""
+        """A step with the micro-batches that are there, also to end such a step that has failed; None if there are none.
+
+        Where each is sent alone it does nothing.
+        """
         if self._accumulation is None:
             return None
         self._accumulation.close()

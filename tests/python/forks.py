@@ -1,11 +1,11 @@
 """Runs workers in forks of a process that has imported what they need already: pytest, and PyTorch with its compiler if they use it.
 
-The imports take six to eight seconds of a core with PyTorch, and half a second without. The tests start more than 500 workers, which would
-do little else.
+The imports take six to eight seconds of a core with PyTorch, and half a second without. The tests start more than 500 workers,
+which would do little else.
 
-`gradlane run` starts this file as its worker, with the arguments of pytest, or with a script and its arguments. It is the stand-in of a fork:
-it hands over its arguments, environment and output, passes signals on, and ends as the fork ends. If the stand-in is killed, the fork is
-killed too.
+`gradlane run` starts this file as its worker, with the arguments of pytest, or with a script or module and its arguments. It is
+the stand-in of a fork: it hands over its arguments, environment and output, passes signals on, and ends as the fork ends. If the
+stand-in is killed, the fork is killed too.
 """
 
 from __future__ import annotations
@@ -62,11 +62,15 @@ def leave(code: int) -> None:
     os._exit(code)
 
 
-def run_script(arguments: list[str]) -> int:
-    """Runs a script as Python itself would, and returns its exit code."""
-    sys.argv, sys.path[0] = arguments, os.path.dirname(arguments[0])
+def run_program(arguments: list[str]) -> int:
+    """Runs `script.py ...` or `-m module ...` as Python itself would, and returns its exit code."""
     try:
-        runpy.run_path(arguments[0], run_name="__main__")
+        if arguments[0] == "-m":
+            sys.argv = arguments[1:]
+            runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+        else:
+            sys.argv, sys.path[0] = arguments, os.path.dirname(arguments[0])
+            runpy.run_path(arguments[0], run_name="__main__")
     except SystemExit as end:
         if not isinstance(end.code, str):
             return end.code or 0
@@ -126,7 +130,8 @@ class Server:
             os.environ.update(environment)
             os.chdir(folder)
             sys.path[0] = folder
-            leave(run_script(arguments) if arguments[0].endswith(".py") else self._pytest.main(arguments))
+            is_program = arguments[0] == "-m" or arguments[0].endswith(".py")
+            leave(run_program(arguments) if is_program else self._pytest.main(arguments))
         with contextlib.suppress(OSError):  # the fork does so too, and may have ended
             os.setpgid(fork, fork)
         self._stand_ins[fork] = stand_in

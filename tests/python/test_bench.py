@@ -114,7 +114,11 @@ def test_scripts_that_measure_training_steps_run(script, line):
 @pytest.mark.parametrize(
     ("what", "line"),
     [
-        (["time", "--peer", "tcp"], r"4 KB +sync +[\d.]+ ms, [\d.]+ \([\d.]+-[\d.]+\) of the sum\n(.*\n)*4 KB +async sgd takes [\d.]+ .* of the time of rpc tcp"),
+        (
+            ["time", "--peer", "tcp"],
+            r"4 KB +sync +[\d.]+ ms, [\d.]+ \([\d.]+-[\d.]+\) of the sum\n(.*\n)*"
+            r"4 KB +async sgd takes [\d.]+ .* of the time of rpc tcp",
+        ),
         (["slow"], r"k_of_n:k=1 +[\d.]+ of 2"),
     ],
     ids=["time", "slow"],

@@ -21,7 +21,10 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 @pytest.fixture
 def in_forks(request):
-    """What `run` takes so that the processes of an example are forks, with PyTorch imported. Some examples run without, as users start them."""
+    """What `run` takes so that the processes of an example are forks, with PyTorch imported.
+
+    Some examples run without it, as users start them.
+    """
     return {forks.SOCKETS: request.config.stash[fork_servers_key].started(request.path)}
 
 

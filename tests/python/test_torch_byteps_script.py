@@ -4,8 +4,10 @@ import re
 import sys
 from pathlib import Path
 
+import forks
 import pytest
 import torch
+from conftest import fork_servers_key
 from processes import over, run_all
 
 pytest.importorskip("sklearn")
@@ -32,12 +34,13 @@ def test_the_digits_script_trains_under_bpslaunch(transport, tmp_path):
 
 
 @pytest.mark.over("quic")
-def test_the_digits_script_trains_asynchronously(transport, tmp_path):
+def test_the_digits_script_trains_asynchronously(transport, tmp_path, request):
     launcher = [sys.executable, "-m", "gradlane", "run", "-n", "2", "-s", "2", "--"]
-    command = [*launcher, sys.executable, "-m", "gradlane.compat.byteps", SCRIPT]
+    # In forks of a process that has PyTorch imported, unlike the tests above.
+    command = [*launcher, sys.executable, "-I", "-S", forks.__file__, "-m", "gradlane.compat.byteps", SCRIPT]
+    variables = {"BYTEPS_ENABLE_ASYNC": "1", forks.SOCKETS: request.config.stash[fork_servers_key].started(request.path)}
     # Each worker's step moves the weights by the whole rate, so it is half of what averages take.
-    slower = [*command, "--lr", "0.02"]
-    check_training(slower, {"BYTEPS_ENABLE_ASYNC": "1"}, transport, tmp_path, are_equal=False)
+    check_training([*command, "--lr", "0.02"], variables, transport, tmp_path, are_equal=False)
 
 
 def check_training(command, variables, transport, folder, *, are_equal=True):

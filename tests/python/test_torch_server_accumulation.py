@@ -189,6 +189,7 @@ def test_gradients_that_left_during_the_backward_pass_make_the_same_weights(mode
                 assert optimizer.step().fates == {"accepted": 4}
             assert set(optimizer.versions.values()) == {7}
         gl.barrier(f"{mode} {overlap} is trained")
+        optimizer.pull()
         trained.append([parameter.detach().clone() for parameter in model.parameters()])
     assert all(map(torch.equal, *trained))
 
@@ -369,9 +370,20 @@ def test_a_state_has_the_micro_batches_and_where_the_worker_stands():
         with pytest.raises(InvalidArgumentError, match="1 micro-batches; make this one with accumulate="):
             wider[1].load_state_dict(state)
         other[1].load_state_dict(state)
-        for field, value, why in [("rule", "adam", "rule adam"), ("mode", "sync", "mode sync"), ("versions", {"w": 1}, "does not fit parameter rare")]:
+        for field, value, why in [
+            ("rule", "adam", "rule adam"),
+            ("mode", "sync", "mode sync"),
+            ("versions", {"w": 1}, "does not fit parameter rare"),
+        ]:
             with pytest.raises(InvalidArgumentError, match=why):
                 other[1].load_state_dict({"server_training": state["server_training"] | {field: value}})
+        state["server_training"]["accumulated"]["sums"]["weight"] = torch.zeros(9)
+        with pytest.raises(InvalidArgumentError, match="does not fit parameter weight"):
+            other[1].load_state_dict(state)
+        for changes in ({"merge": "sum"}, {"batches": 3}):
+            fits = state["server_training"] | {"accumulated": state["server_training"]["accumulated"] | changes}
+            with pytest.raises(InvalidArgumentError, match="not with accumulate=3 and merge='mean'"):
+                other[1].load_state_dict({"server_training": fits})
         with pytest.raises(InvalidArgumentError, match="no state of a ServerOptimizer"):
             optimizer.load_state_dict(torch.optim.SGD(model.parameters(), lr=0.1).state_dict())
 

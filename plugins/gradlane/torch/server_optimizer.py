@@ -89,7 +89,8 @@ class ServerOptimizer(torch.optim.Optimizer):
         """
         given = list(named_parameters)
         self._named = trained(given)
-        accumulation: Accumulation[torch.Tensor] = Accumulation(accumulate, merge, widened=_widened, narrowed=partial(_narrowed, self._named))
+        narrowed = partial(_narrowed, self._named)
+        accumulation: Accumulation[torch.Tensor] = Accumulation(accumulate, merge, widened=_widened, narrowed=narrowed)
         self._accumulates, self._overlaps, self._is_local = accumulation.due > 1, overlap, False
         self._training = training = ServerTraining(rule, mode, name, timeout, accumulation if self._accumulates else None)
         own(self, list(self._named.items()))
@@ -311,6 +312,8 @@ class ServerOptimizer(torch.optim.Optimizer):
 
     def _copied(self, label: str, total: torch.Tensor) -> torch.Tensor:
         """A copy where the parameter is."""
+        if total.shape != self._named[label].shape:
+            raise InvalidArgumentError(f"the state does not fit parameter {label}; load it into the model of which it is")
         return total.to(self._named[label].device, copy=True).contiguous()
 
     def _weights(self) -> dict[str, torch.Tensor]:

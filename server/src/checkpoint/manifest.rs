@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::faults::{corrupt, io};
 
 /// The form of all files of a checkpoint. A change that an older release cannot read raises it.
-pub const FORMAT: u32 = 1;
+pub(super) const FORMAT: u32 = 1;
 
 /// The name of the file that makes a directory a checkpoint.
 pub(super) const MANIFEST: &str = "manifest.json";

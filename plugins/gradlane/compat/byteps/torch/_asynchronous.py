@@ -56,7 +56,8 @@ class _Asynchronous(Averaging):
     def skip_synchronize(self) -> Iterator[NoReturn]:
         """Refused, as in BytePS."""
         raise UnsupportedError(
-            f"skip_synchronize() with {ASYNC_SWITCH}=1, where gradients are those of this worker alone; clip them and call step() without it"
+            f"skip_synchronize() with {ASYNC_SWITCH}=1, where gradients are those of this worker alone; clip them and call step() "
+            "without it"
         )
         yield
 
