@@ -14,17 +14,15 @@ use gradlane_core::mem::{Copies, Pool};
 use gradlane_core::reduce::Kernels;
 use gradlane_core::transport::Outgoing;
 use gradlane_core::types::{
-    ClockKey, ClockStep, Closing, CodecSpec, DType, ExchangeId, Half, Incarnation, LinkId, Op, Order, PartId,
-    PartLayout, Phase, Piece, Plan, ServerId, Span, Task, TensorKey, TensorKind, Time, Version, View, WorkerId,
-    Written,
+    ClockKey, Closing, CodecSpec, DType, ExchangeId, Half, Incarnation, LinkId, Op, PartId, Phase, TensorKey, Time,
+    View, WorkerId,
 };
 use gradlane_core::wire::{
     About, Contribute, Contribution, Contributors, Header, Reply, Request, Response, Sum, Target, reject, samples,
 };
-use gradlane_server::checkpoint::FrozenPart;
 use gradlane_server::node::Node;
 use gradlane_server::node::accumulator::SumResources;
-use gradlane_server::node::command::{Archive, Archived, Command, Errand, Receipt, Route, Step, ValueStep, Work};
+use gradlane_server::node::command::{Archive, Command, Receipt, Route, Step, ValueStep, Work};
 use gradlane_server::node::event::Event;
 use gradlane_server::node::store::Store;
 
