@@ -8,14 +8,14 @@ use gradlane_core::config::Config;
 use gradlane_core::mem::Pool;
 use gradlane_core::runtime::process;
 use gradlane_core::types::{
-    Ask, CheckpointAsk, Checkpointed, Contents, LoadAsk, Missing, PartId, PartLayout, Piece, Plan, SaveAsk, ServerId,
-    Span, TensorSpec,
+    Ask, CheckpointAsk, Checkpointed, Contents, LoadAsk, Missing, PartLayout, Piece, Plan, SaveAsk, ServerId, Span,
+    TensorSpec,
 };
 use gradlane_core::wire::limits;
 use gradlane_core::{Error, Result};
 use gradlane_server::checkpoint::{self, Manifest, Saving, Source};
 
-use crate::parameters::{FrozenParameters, Parameters};
+use crate::parameters::{FrozenParameters, Parameters, part_of};
 
 /// The files of this process.
 pub(crate) struct OwnCheckpoints {
@@ -128,9 +128,4 @@ fn plan_of(tensors: &[TensorSpec]) -> Plan {
         PartLayout { part: part_of(tensor), dtype: tensor.dtype, kind: tensor.kind, server: ServerId(0), pieces }
     };
     Plan { tensors: tensors.to_vec(), parts: tensors.iter().map(layout).collect() }
-}
-
-/// The part that a tensor is.
-pub(crate) fn part_of(tensor: &TensorSpec) -> PartId {
-    PartId { key: tensor.key(), index: 0 }
 }

@@ -17,7 +17,6 @@ use gradlane_core::{Error, Result};
 use gradlane_server::checkpoint::FrozenPart;
 
 use crate::memory::{bytes_of, bytes_of_mut};
-use crate::own_checkpoints::part_of;
 
 /// The parameters and the clocks, by name.
 #[derive(Debug)]
@@ -431,6 +430,11 @@ impl OwnClock {
             false => Err(ticks::out_of_order(name, me, round, self.finished)),
         }
     }
+}
+
+/// The part that a tensor is.
+pub(crate) fn part_of(tensor: &TensorSpec) -> PartId {
+    PartId { key: tensor.key(), index: 0 }
 }
 
 #[cfg(test)]

@@ -15,33 +15,9 @@ use gradlane_core::reduce::OptimizerState;
 use gradlane_core::types::{ClockStep, Order, PartId, PartLayout, Plan, Task, Version, WorkerId, Written};
 
 use super::machine::{Claim, Parameters, Part};
+use super::orders::Doing;
 use crate::node::budget::Budget;
 use crate::node::command::{Archive, Archived, Command, Errand, ValueStep};
-
-/// What this server does for a checkpoint.
-#[derive(Default, Debug)]
-pub(super) struct Checkpoints {
-    doing: Option<Doing>,
-    /// The last order that was obeyed, or could not be.
-    done: Option<(u64, Result<Written>)>,
-}
-
-#[derive(Debug)]
-struct Doing {
-    order: u64,
-    /// Bytes that are booked for it.
-    booked: u64,
-    /// What the rounds of each clock have come to when its parts were frozen.
-    rounds: Vec<ClockStep>,
-    /// The parts that are read.
-    reads: Vec<PartLayout>,
-    /// They are read, and these are their versions.
-    versions: Option<BTreeMap<PartId, Version>>,
-    /// Those whose tensors have ended meanwhile.
-    ended: BTreeSet<PartId>,
-    /// Nobody wants it any more. It is under way all the same, and its memory is in use until it has come to its end.
-    is_cancelled: bool,
-}
 
 impl Parameters {
     /// The coordinator has an order, perhaps not for the first time.

@@ -12,7 +12,7 @@ use gradlane_core::types::{
 use gradlane_core::wire::{About, Target, Use, Value};
 
 use super::bases::{Bases, Released};
-use super::checkpoints::Checkpoints;
+use super::orders::Checkpoints;
 use super::refusals::value_lost;
 use crate::node::budget::Budget;
 use crate::node::command::{Change, Command, Receipt, ValueStep, Work};

@@ -32,6 +32,7 @@ mod bases;
 mod checkpoints;
 mod machine;
 mod opening;
+mod orders;
 mod refusals;
 mod rounds;
 mod values;
