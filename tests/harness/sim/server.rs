@@ -21,7 +21,7 @@ use gradlane_server::node::{Node, NodeConfig};
 use super::checkers::Checker;
 use super::member::{MemberDriver, pid};
 use super::workload::timing;
-use super::world::{Address, Context, Input, Process};
+use super::world::{Address, Context, Input, Process, Who};
 
 /// A running server.
 pub(super) struct ServerProcess {
@@ -183,7 +183,13 @@ impl ServerProcess {
             Command::Disconnect { link, reason } => self.disconnect(context, link, reason),
             Command::Short { .. } => {}
             Command::Stalled { stall } => self.member.member.report_stall(stall),
-            Command::Measured { squares } => self.member.member.report_squares(squares),
+            Command::Measured { squares } => {
+                self.member.member.report_squares(squares);
+                // More often than chance would have it.
+                if !context.healed() && context.random.chance(25) {
+                    context.lose(self.me.who, Who::Coordinator, true);
+                }
+            }
         }
     }
 
