@@ -88,7 +88,7 @@ impl Play {
         let k = 1 + draw(&mut random, u64::from(count)) as u32;
         let mode: Mode = format!("k_of_n:k={k},merge=sum").parse().expect("a mode");
         let mode = mode.with_clock(ClockKey::of("c"));
-        let rule = if seed % 2 == 0 { "sgd:lr=1" } else { CLIPPED };
+        let rule = if seed.is_multiple_of(2) { "sgd:lr=1" } else { CLIPPED };
         let mut play = Self {
             seed,
             random,

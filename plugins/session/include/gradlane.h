@@ -539,8 +539,10 @@ GradlaneStatus gradlane_wait_any(const GradlaneOperation *operations, size_t cou
 // step timeout. All changes of the round must have ended before. `mode` is the mode of the parameters that follow the clock, equal on all
 // workers. Saying a round again is the same tick, so that a wait that was too short can go on.
 //
+// `samples` are those from which this worker's changes of the round were computed; schedules by samples follow their sum.
+//
 // `ticked` receives where the worker stands. With `waits` 0, the call does not wait for others; a mode with rounds does not allow that.
-GradlaneStatus gradlane_tick(GradlaneSession session, const char *clock, const char *mode, uint64_t round, uint32_t waits, uint64_t timeout_ms, GradlaneTicked *ticked, GradlaneError *error);
+GradlaneStatus gradlane_tick(GradlaneSession session, const char *clock, const char *mode, uint64_t round, uint64_t samples, uint32_t waits, uint64_t timeout_ms, GradlaneTicked *ticked, GradlaneError *error);
 
 // Tells that this worker ticks the clock `clock` no more, so that the others wait for it no more. Call it behind the last tick, where workers
 // may have different numbers of rounds. The other arguments are those of `gradlane_tick`.

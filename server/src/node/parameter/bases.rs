@@ -63,7 +63,9 @@ impl Bases {
     }
 
     fn release(&mut self) -> Released {
-        let read = &self.read;
-        self.kept.extract_if(.., |version, _| !read.values().any(|of| of == version)).collect()
+        let is_read = |version: &Version| self.read.values().any(|of| of == version);
+        let (kept, released) = std::mem::take(&mut self.kept).into_iter().partition(|(version, _)| is_read(version));
+        self.kept = kept;
+        released
     }
 }
