@@ -286,15 +286,12 @@ impl Clocks {
             if let Some(error) = ticks::too_few(name, quorum, members) {
                 // Of a round that is sealed there were enough.
                 let closed = clock.closed;
-                let waiting = std::mem::take(&mut clock.waiting).into_iter();
-                let (later, before): (BTreeMap<_, _>, BTreeMap<_, _>) =
-                    waiting.partition(|(_, waiting)| waiting.round > closed);
-                clock.waiting = before;
-                turn.answers.extend(later.into_iter().map(|(worker, Waiting { request, .. })| Answer {
-                    worker,
-                    request,
-                    outcome: Err(error.clone()),
-                }));
+                let waits = |(_, waiting): &(&WorkerId, &Waiting)| waiting.round > closed;
+                let failed: Vec<WorkerId> = clock.waiting.iter().filter(waits).map(|(worker, _)| *worker).collect();
+                for worker in failed {
+                    let Waiting { request, .. } = clock.waiting.remove(&worker).expect("found above");
+                    turn.answers.push(Answer { worker, request, outcome: Err(error.clone()) });
+                }
             } else if let Some(closing) = clock.close(key, quorum, due, clips.has(key)) {
                 told.push(now, closing.clone());
                 turn.closed.push(closing);

@@ -140,11 +140,11 @@ impl CoordinatorProcess {
         }
     }
 
-    /// A connection is lost as the end of a change or of a recovery is told on it, more often than chance would have it.
+    /// A connection is lost as the end of a change, of a recovery or of a round is told on it, more often than chance would have it.
     fn may_lose(&self, context: &mut Context, control: u64, frame: &Frame) {
         let is_recovery = |view: &View| view.recovers || view.has_lost_servers();
         let is_news = match frame {
-            Frame::Passed { .. } | Frame::Restore { .. } | Frame::Close(_) => true,
+            Frame::Passed { .. } | Frame::Restore { .. } | Frame::Close(_) | Frame::Ticked { .. } => true,
             Frame::View(view) => is_recovery(view),
             _ => false,
         };

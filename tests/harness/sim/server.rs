@@ -21,7 +21,7 @@ use gradlane_server::node::{Node, NodeConfig};
 use super::checkers::Checker;
 use super::member::{MemberDriver, pid};
 use super::workload::timing;
-use super::world::{Address, Context, Input, Process};
+use super::world::{Address, Context, Input, Process, Who};
 
 /// A running server.
 pub(super) struct ServerProcess {
@@ -184,7 +184,13 @@ impl ServerProcess {
             Command::Short { .. } => {}
             Command::Stalled { stall } => self.member.member.report_stall(stall),
             Command::Archive(_) | Command::Obeyed { .. } => unreachable!("nobody asks for a checkpoint"),
-            Command::Measured { squares } => self.member.member.report_squares(squares),
+            Command::Measured { squares } => {
+                self.member.member.report_squares(squares);
+                // More often than chance would have it.
+                if !context.healed() && context.random.chance(25) {
+                    context.lose(self.me.who, Who::Coordinator, true);
+                }
+            }
         }
     }
 

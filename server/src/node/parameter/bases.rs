@@ -63,10 +63,8 @@ impl Bases {
     }
 
     fn release(&mut self) -> Released {
-        let read = &self.read;
-        let kept = std::mem::take(&mut self.kept).into_iter();
-        let (kept, released): (BTreeMap<_, _>, BTreeMap<_, _>) =
-            kept.partition(|(version, _)| read.values().any(|of| of == version));
+        let is_read = |version: &Version| self.read.values().any(|of| of == version);
+        let (kept, released) = std::mem::take(&mut self.kept).into_iter().partition(|(version, _)| is_read(version));
         self.kept = kept;
         released
     }

@@ -7,7 +7,7 @@
 //! **All or nothing.** What was read lies beside the present values until the coordinator has heard from all servers that theirs is whole. A
 //! server does one order at a time. It remembers the outcome of the last one, for a coordinator that has missed it.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::ops::RangeInclusive;
 
 use gradlane_core::error::{Error, Result};
