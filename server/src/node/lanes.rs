@@ -48,10 +48,6 @@ const BACKLOG_BYTES_MAX: usize = 8 << 20;
 const JOBS_AT_ONCE: usize = 8;
 
 /// One piece of work. Those of one part run in the order of their submission.
-#[expect(
-    clippy::large_enum_variant,
-    reason = "a queue holds few of them, and a box would be one more allocation for each"
-)]
 pub(crate) enum Job {
     /// A step of a service.
     Step(Work),
