@@ -40,8 +40,8 @@ class ServerOptimizer(torch.optim.Optimizer):
     each worker. The job needs a server, unless this worker is alone.
 
     The learning rate and the moments are on the servers: give the rule a schedule in place of a scheduler of PyTorch, which is
-    refused, as are `state_dict()` and groups with settings of their own. Clip gradients before `step()`, or by `clip_value` of the
-    rule; with `torch.amp.GradScaler` a step whose gradients are not finite is left out, on this worker alone.
+    refused, as are `state_dict()` and groups with settings of their own. Clip gradients before `step()`, by `clip_value` of the rule,
+    or in `Sync` and `Backup` by its `clip_norm`; with `torch.amp.GradScaler` a step whose gradients are not finite is left out, on this worker alone.
     """
 
     def __init__(
