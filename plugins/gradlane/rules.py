@@ -65,7 +65,7 @@ class Schedule:
     """The rate rises to `lr` within so many steps first: lr·(k+1)/warm_up, with k steps before. Then the schedule begins."""
     by: Literal["steps", "samples"] = dataclasses.field(default="steps", kw_only=True)
     """What all these steps are. With "samples" k is the number of samples of the rounds before, which `Clock.tick(samples=...)`
-    says; this needs a mode with rounds."""
+    says; this needs a mode with rounds. A `ServerOptimizer` counts one sample for each step of a worker."""
 
 
 @dataclass(frozen=True)

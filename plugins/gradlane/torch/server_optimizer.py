@@ -44,8 +44,9 @@ class ServerOptimizer(torch.optim.Optimizer):
     each worker. The job needs a server, unless this worker is alone.
 
     The learning rate and the moments are on the servers: give the rule a schedule in place of a scheduler of PyTorch, which is
-    refused, as are groups with settings of their own. Clip gradients before `step()`, or by `clip_value` of the rule; with
-    `torch.amp.GradScaler` a step whose gradients are not finite is left out, on this worker alone.
+    refused, as are groups with settings of their own. Clip gradients before `step()`, by `clip_value` of the rule, or in
+    `Sync` and `Backup` by its `clip_norm`; with `torch.amp.GradScaler` a step whose gradients are not finite is left out, on
+    this worker alone.
 
     With `accumulate=n`, the gradients of n calls of `step()` are sent together, in the n-th one. The others only take them out
     of the parameters, and return None. `flush()` sends those of the last calls, if they were fewer. A step that a GradScaler
