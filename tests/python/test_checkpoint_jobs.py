@@ -214,23 +214,30 @@ except gradlane.FailedPreconditionError as error:
 
 
 @pytest.mark.torch
-def test_models_of_pytorch_are_made_of_a_checkpoint(tmp_path):
-    """From the weights that servers trained to a plain model, and to PyTorch's own checkpoints."""
+def test_models_of_pytorch_are_made_of_a_checkpoint_and_trained_on(tmp_path):
+    """From the weights that servers trained to a plain model, to PyTorch's own checkpoints, and to the next job."""
     pytest.importorskip("torch")
     script = """
 import sys
 import torch
 import gradlane.torch as gl
 
-path = sys.argv[1]
+path, again = sys.argv[1], sys.argv[2] == "again"
 gl.init()
-torch.manual_seed(3)
+torch.manual_seed(4 if again else 3)
 model = torch.nn.Sequential(torch.nn.Linear(5, 4), torch.nn.Linear(4, 2, dtype=torch.bfloat16))
 optimizer = gl.ServerOptimizer(model.named_parameters(), rule=gl.rules.AdamW(lr=0.1), name="net")
-for parameter in model.parameters():
-    parameter.grad = torch.ones_like(parameter)
-optimizer.step()
-gl.checkpoint.save(path)
+if again:
+    gl.checkpoint.load(path)
+    optimizer.pull()
+    optimizer.load_state_dict(torch.load(path + "-state"))
+else:
+    for _ in range(3):
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        optimizer.step()
+    gl.checkpoint.save(path)
+    torch.save(optimizer.state_dict(), path + "-state")
 other = torch.nn.Sequential(torch.nn.Linear(5, 4), torch.nn.Linear(4, 2, dtype=torch.bfloat16))
 weights = gl.checkpoint.state_dict(path, prefix=optimizer.prefix + "/")
 other.load_state_dict(weights)
@@ -243,7 +250,8 @@ dcp.load(empty, checkpoint_id=path + "-dcp", no_dist=True)
 assert all(torch.equal(empty[name], value) for name, value in weights.items())
 gl.shutdown()
 """
-    program = [sys.executable, "-c", script, str(tmp_path / "run")]
     here = {"GRADLANE_CHECKPOINT_DIR": str(tmp_path)}
-    [ended] = run_all([(program, here)], timeout=90.0)
-    assert ended.code == 0, ended.output
+    for run in ("first", "again"):
+        program = [sys.executable, "-c", script, str(tmp_path / "run"), run]
+        [ended] = run_all([(program, here)], timeout=90.0)
+        assert ended.code == 0, ended.output

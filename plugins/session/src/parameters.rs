@@ -255,7 +255,7 @@ impl Parameters {
             if let Some(frozen) = parts.get(&part_of(&parameter.tensor)) {
                 parameter.value = frozen.blocks.iter().flat_map(|block| block.iter().copied()).collect();
                 parameter.optimizer.clone_from(&frozen.optimizer);
-                parameter.version = if parameter.is_set() { Version(parameter.version.0 + 1) } else { frozen.version };
+                parameter.version = frozen.version.max(Version(parameter.version.0 + u64::from(parameter.is_set())));
             }
         }
         let Kept { clocks, begins, .. } = &mut *kept;

@@ -62,12 +62,16 @@ fn what_was_read_takes_the_place_of_the_value_when_the_coordinator_says_so() {
     world.read(1, part, 5.0);
     assert_eq!(world.pull(0, 1), (1, vec![1.0; 4]), "not yet");
     world.order(1, apply());
-    assert_eq!(world.pull(0, 2), (2, vec![5.0; 4]), "versions never go back");
+    assert_eq!(world.pull(0, 2), (9, vec![5.0; 4]), "as it was saved");
     assert_eq!(world.booked(), BYTES);
     let told = world.obeyed.len();
     world.order(1, apply());
     assert_eq!(world.obeyed.len(), told + 1, "said again, and not done again");
-    assert_eq!(world.pull(0, 3), (2, vec![5.0; 4]));
+    assert_eq!(world.pull(0, 3), (9, vec![5.0; 4]));
+    world.order(2, Task::Read { directory: "d".to_owned(), with_state: true, plan: plan(part) });
+    world.read(2, part, 6.0);
+    world.order(2, apply());
+    assert_eq!(world.pull(0, 4), (10, vec![6.0; 4]), "versions never go back");
 }
 
 #[test]

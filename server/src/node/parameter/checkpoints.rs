@@ -167,8 +167,8 @@ impl Parameters {
         let released = part.bases.retain(|_| false);
         budget.give_back(part.booked);
         part.booked = bytes_of(layout);
-        // Versions never go back while anybody may name one.
-        part.version = if part.version > Version(0) { Version(part.version.0 + 1) } else { version };
+        // As it was saved, or later: versions never go back while anybody may name one.
+        part.version = version.max(Version(part.version.0 + u64::from(part.version > Version(0))));
         self.step(id, ValueStep::Restore { order });
         self.release(id, released, budget);
     }
