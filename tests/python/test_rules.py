@@ -130,8 +130,9 @@ def test_a_rule_of_matrices_keeps_them_whole():
     gradlane.barrier(f"may begin {label}")
     gradient, value, average = gradients(8, shape), torch.empty(shape), torch.empty(shape)
     if rank == 0:
-        parameters.push(label, gradient, update="step")
-    gradlane.barrier(f"was changed {label}")
+        # The rule takes a while where nothing is optimised.
+        parameters.push(label, gradient, update="step", timeout=100)
+    gradlane.barrier(f"was changed {label}", timeout=100)
     assert parameters.pull(label, value) == 2
     along = 0.5 * orthogonal(gradient.double())
     torch.testing.assert_close(value.double(), first - along, rtol=1e-5, atol=1e-5)
