@@ -9,13 +9,14 @@ use std::path::Path;
 use syn::{Attribute, Expr, Fields, FnArg, Item, Lit, Meta, Pat, ReturnType, Type};
 
 /// The sources in the order of the header.
-const SOURCES: [&str; 6] = [
+const SOURCES: [&str; 7] = [
     "abi/src/status.rs",
     "abi/src/types.rs",
     "session/src/c/sessions.rs",
     "session/src/c/operations.rs",
     "session/src/c/steps.rs",
     "session/src/c/parameters.rs",
+    "session/src/c/checkpoints.rs",
 ];
 
 fn main() {

@@ -21,6 +21,19 @@ fn the_header_is_what_the_sources_say() {
     assert!(read(&header) == read(FRESH), "plugins/session/include/gradlane.h is not up to date: cp {FRESH} {header}");
 }
 
+#[test]
+fn every_function_for_c_is_in_the_header() {
+    let header = std::fs::read_to_string(FRESH).expect("the build script has written it");
+    let mut missing = Vec::new();
+    for file in std::fs::read_dir(format!("{ROOT}/plugins/session/src/c")).expect("the folder of the interface") {
+        let source = std::fs::read_to_string(file.expect("a file").path()).expect("sources alone");
+        let functions = source.lines().filter_map(|line| line.split_once("extern \"C\" fn gradlane_"));
+        let names = functions.filter_map(|(_, rest)| rest.split_once('(')).map(|(name, _)| format!("gradlane_{name}("));
+        missing.extend(names.filter(|name| !header.contains(name.as_str())));
+    }
+    assert_eq!(missing, Vec::<String>::new(), "name the file of these functions in tests/build.rs");
+}
+
 matrix! {
     [locally, over_shm, over_quic]:
         a_program_in_c_sums_under_the_launcher;

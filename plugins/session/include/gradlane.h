@@ -572,6 +572,30 @@ GradlaneStatus gradlane_tick(GradlaneSession session, const char *clock, const c
 // may have different numbers of rounds. The other arguments are those of `gradlane_tick`.
 GradlaneStatus gradlane_leave_clock(GradlaneSession session, const char *clock, const char *mode, uint64_t timeout_ms, GradlaneError *error);
 
+// Saves all parameters of the job, with all that their rules keep, and waits until the checkpoint is whole, at most `timeout_ms`; 0 takes an
+// hour. One worker calls it, for all. Training goes on meanwhile.
+//
+// `path` is the directory of the checkpoints of this training, below the setting `checkpoint_dir` of coordinator and servers; `keep` is how
+// many checkpoints stay there, 0 for all; `notes` is text that belongs to the checkpoint, or NULL. `checkpoint` receives what was
+// written, or may be NULL.
+//
+// Whatever fails, the checkpoint before stays the latest: with `GRADLANE_STATUS_FAILED_PRECONDITION` if another worker saves or loads, a
+// parameter has no value or the directory is of another training, `GRADLANE_STATUS_INVALID_ARGUMENT` for a path that leads out of
+// `checkpoint_dir`, `GRADLANE_STATUS_UNAVAILABLE` for a full disk.
+GradlaneStatus gradlane_save_checkpoint(GradlaneSession session, const char *path, uint32_t keep, const char *notes, uint64_t timeout_ms, GradlaneCheckpoint *checkpoint, GradlaneError *error);
+
+// Loads all parameters of the job, and waits until the servers have done it, at most `timeout_ms`; 0 takes an hour. One worker calls it, for
+// all, after the parameters were made. Nothing is changed unless all servers have read and checked all of the checkpoint. Afterwards each
+// worker reads the values.
+//
+// `path` is the directory of the checkpoints; `number` is that of one of them, 0 for the latest; `missing`, a `GradlaneMissing`, says what
+// becomes of parameters that the checkpoint lacks; with `ignore_extra` 1 it may have others; with `values_only` 1 rules begin anew.
+// `checkpoint` receives what was read, or may be NULL.
+//
+// Fails with `GRADLANE_STATUS_NOT_FOUND` if there is no such checkpoint or a tensor is missing, `GRADLANE_STATUS_DATA_LOSS` if a file is not
+// what it was, and as `gradlane_save_checkpoint`.
+GradlaneStatus gradlane_load_checkpoint(GradlaneSession session, const char *path, uint64_t number, uint32_t missing, uint32_t ignore_extra, uint32_t values_only, uint64_t timeout_ms, GradlaneCheckpoint *checkpoint, GradlaneError *error);
+
 #ifdef __cplusplus
 }
 #endif
