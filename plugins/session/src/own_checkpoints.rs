@@ -1,6 +1,5 @@
 //! Checkpoints of a job of one worker without servers: this process writes and reads what it keeps, in the files that servers would make.
 
-use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Mutex;
 
@@ -13,7 +12,7 @@ use gradlane_core::types::{
 };
 use gradlane_core::wire::limits;
 use gradlane_core::{Error, Result};
-use gradlane_server::checkpoint::{self, Manifest, Saving, Source};
+use gradlane_server::checkpoint::{self, Directories, Manifest, Source};
 
 use crate::parameters::{FrozenParameters, Parameters, part_of};
 
@@ -21,21 +20,15 @@ use crate::parameters::{FrozenParameters, Parameters, part_of};
 pub(crate) struct OwnCheckpoints {
     root: Option<PathBuf>,
     job: String,
-    files: Mutex<Files>,
-}
-
-struct Files {
-    /// The lives of a job whose checkpoints this one goes on with; the first one is its own.
-    lives: Vec<String>,
-    /// The directories in which it has saved.
-    directories: BTreeMap<String, Saving>,
+    /// Where it has saved.
+    directories: Mutex<Directories>,
 }
 
 impl OwnCheckpoints {
     pub(crate) fn new(config: &Config) -> Self {
         let life = format!("{:032x}", process::incarnation().0);
-        let files = Files { lives: vec![life], directories: BTreeMap::new() };
-        Self { root: config.checkpoint_dir.clone(), job: config.job.clone(), files: Mutex::new(files) }
+        let directories = Mutex::new(Directories::new(life));
+        Self { root: config.checkpoint_dir.clone(), job: config.job.clone(), directories }
     }
 
     /// Saves or loads.
@@ -44,17 +37,17 @@ impl OwnCheckpoints {
     /// As [`Engine::checkpoint`](gradlane_core::engine::Engine::checkpoint).
     pub(crate) fn work(&self, ask: CheckpointAsk, parameters: &Parameters) -> Result<Checkpointed> {
         limits::check_ask(&Ask::Checkpoint(ask.clone()))?;
-        let mut files = self.files.try_lock().map_err(|_| Error::FailedPrecondition {
+        let mut directories = self.directories.try_lock().map_err(|_| Error::FailedPrecondition {
             what: "another thread saves or loads a checkpoint".to_owned(),
             hint: "wait for its end".to_owned(),
         })?;
         match ask {
-            CheckpointAsk::Save(ask) => self.save(&mut files, ask, parameters),
-            CheckpointAsk::Load(ask) => self.load(&mut files, ask, parameters),
+            CheckpointAsk::Save(ask) => self.save(&mut directories, ask, parameters),
+            CheckpointAsk::Load(ask) => self.load(&mut directories, ask, parameters),
         }
     }
 
-    fn save(&self, files: &mut Files, ask: SaveAsk, parameters: &Parameters) -> Result<Checkpointed> {
+    fn save(&self, directories: &mut Directories, ask: SaveAsk, parameters: &Parameters) -> Result<Checkpointed> {
         let SaveAsk { path, keep, notes, wait: _ } = ask;
         let root = checkpoint::root(self.root.as_deref())?;
         let pool = Pool::new();
@@ -65,15 +58,8 @@ impl OwnCheckpoints {
                 hint: "declare the parameters first; sums have nothing to save".to_owned(),
             });
         }
-        if !files.directories.contains_key(&path) {
-            files.directories.insert(path.clone(), Saving::open(&root, &path)?);
-        }
-        let begun = files.directories[&path].begin(&files.lives);
-        if begun.is_err() {
-            files.directories.remove(&path);
-        }
-        let (checkpoint, directory) = begun?;
-        let saving = &files.directories[&path];
+        let (checkpoint, directory) = directories.begin(&root, &path)?;
+        let saving = directories.saving(&path);
         let plan = plan_of(&tensors);
         let saved =
             checkpoint::write(&root.join(&directory), ServerId(0), checkpoint, &plan, &parts).and_then(|written| {
@@ -84,7 +70,7 @@ impl OwnCheckpoints {
                     steps: steps.clone(),
                     notes: notes.clone(),
                 };
-                let manifest = Manifest::of(&contents, &self.job, &files.lives[0]);
+                let manifest = Manifest::of(&contents, &self.job, directories.life());
                 saving.publish(&manifest, keep)?;
                 Ok(written)
             });
@@ -93,7 +79,7 @@ impl OwnCheckpoints {
         Ok(Checkpointed { checkpoint, directory, tensors: count, bytes: written.bytes, files, steps, notes })
     }
 
-    fn load(&self, files: &mut Files, ask: LoadAsk, parameters: &Parameters) -> Result<Checkpointed> {
+    fn load(&self, directories: &mut Directories, ask: LoadAsk, parameters: &Parameters) -> Result<Checkpointed> {
         let root = checkpoint::root(self.root.as_deref())?;
         let (directory, manifest) = checkpoint::find(&root, &ask.path, ask.checkpoint)?;
         let tensors = parameters.tensors();
@@ -105,9 +91,7 @@ impl OwnCheckpoints {
         let source = Source { directory: root.join(&directory), with_state: ask.with_state };
         let parts = checkpoint::read(&source, &plan, &Pool::new(), |_| limits::PART_BYTES_MAX)?;
         parameters.restore(&parts, &contents.steps)?;
-        if !files.lives.contains(&manifest.life) {
-            files.lives.push(manifest.life.clone());
-        }
+        directories.go_on_with(&manifest);
         Ok(Checkpointed {
             checkpoint: manifest.checkpoint,
             directory,

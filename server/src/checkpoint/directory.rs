@@ -1,5 +1,6 @@
 //! The directory of the checkpoints of a job: where it may be, and what the coordinator does there.
 
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::path::{Component, Path, PathBuf};
 
@@ -7,7 +8,7 @@ use gradlane_core::error::{Error, Result};
 use gradlane_core::local::failpoint::{Failpoint, reach};
 use gradlane_core::wire::checksum;
 
-use super::faults::{corrupt, io};
+use super::faults::{corrupt, io, no_checkpoint};
 use super::manifest::{MANIFEST, Manifest, bytes_of};
 use super::write::{PARTIAL, sync_directory, write_file};
 
@@ -26,6 +27,54 @@ pub fn root(configured: Option<&Path>) -> Result<PathBuf> {
 /// [`Error::InvalidArgument`] for a path that leads out of it; [`Error::Io`].
 pub fn place(root: &Path, path: &str) -> Result<PathBuf> {
     below(root, path).map(|relative| root.join(relative))
+}
+
+/// The directories in which a job has saved checkpoints, by the paths that its user has given. They stay locked as long as this lives.
+#[derive(Debug)]
+pub struct Directories {
+    /// The lives of a job whose checkpoints this one goes on with; the first one is its own.
+    lives: Vec<String>,
+    locked: BTreeMap<String, Saving>,
+}
+
+impl Directories {
+    /// None yet, for this life of a job.
+    pub fn new(life: String) -> Self {
+        Self { lives: vec![life], locked: BTreeMap::new() }
+    }
+
+    /// The life of the job that saves.
+    pub fn life(&self) -> &str {
+        &self.lives[0]
+    }
+
+    /// The job goes on with the checkpoints of the life that has saved this one.
+    pub fn go_on_with(&mut self, manifest: &Manifest) {
+        if !self.lives.contains(&manifest.life) {
+            self.lives.push(manifest.life.clone());
+        }
+    }
+
+    /// As [`Saving::begin`], in the directory `path` below `root`, which is locked first.
+    ///
+    /// # Errors
+    /// As [`Saving::open`] and [`Saving::begin`].
+    pub fn begin(&mut self, root: &Path, path: &str) -> Result<(u64, String)> {
+        if !self.locked.contains_key(path) {
+            self.locked.insert(path.to_owned(), Saving::open(root, path)?);
+        }
+        let begun = self.locked[path].begin(&self.lives);
+        if begun.is_err() {
+            // Another job may save there.
+            self.locked.remove(path);
+        }
+        begun
+    }
+
+    /// The directory in which a checkpoint was begun.
+    pub fn saving(&self, path: &str) -> &Saving {
+        &self.locked[path]
+    }
 }
 
 /// A directory in which one coordinator saves checkpoints. Nobody else does while it is alive.
@@ -202,10 +251,7 @@ fn latest(directory: &Path) -> Result<u64> {
     let path = directory.join(LATEST);
     let shown = path.display().to_string();
     if !path.exists() {
-        return Err(Error::NotFound {
-            what: format!("a whole checkpoint in {}", directory.display()),
-            hint: "give the directory to which one was saved".to_owned(),
-        });
+        return Err(no_checkpoint(directory));
     }
     let text = fs::read_to_string(&path).map_err(io(format!("reading {shown}")))?;
     let named = text.split_once(' ').map(|(name, _)| name).filter(|name| latest_text(name) == text);

@@ -9,7 +9,7 @@ use safetensors::tensor::{Dtype, View};
 
 use super::form::form;
 use super::manifest::Manifest;
-use super::read::read_tensor;
+use super::read::Saved;
 use super::write::{persist, temporary};
 
 /// Writes the values of the checkpoint in `directory` to one file in the form of safetensors, under the names of the tensors. What is there
@@ -20,9 +20,10 @@ use super::write::{persist, temporary};
 pub fn export(directory: &Path, manifest: &Manifest, file: &Path) -> Result<()> {
     let beside = file.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let temporary = temporary(beside)?;
+    let mut saved = Saved::open(directory, manifest)?;
     let mut tensors = Vec::new();
     for tensor in &manifest.tensors {
-        let bytes = read_tensor(directory, manifest, &tensor.name)?;
+        let bytes = saved.values(tensor)?;
         let shape = tensor.shape.iter().map(|dimension| usize::try_from(*dimension).expect("it was read")).collect();
         tensors.push((tensor.name.as_str(), Whole { dtype: tensor.spec()?.dtype, shape, bytes }));
     }

@@ -8,7 +8,7 @@ use gradlane_core::wire::checksum;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use super::faults::{corrupt, io};
+use super::faults::{corrupt, io, no_checkpoint};
 
 /// The form of all files of a checkpoint. A change that an older release cannot read raises it.
 pub(super) const FORMAT: u32 = 1;
@@ -159,15 +159,13 @@ impl Manifest {
     pub fn read(directory: &Path) -> Result<Self> {
         let path = directory.join(MANIFEST);
         if !path.exists() {
-            return Err(Error::NotFound {
-                what: format!("a whole checkpoint in {}", directory.display()),
-                hint: "give the directory to which one was saved".to_owned(),
-            });
+            return Err(no_checkpoint(directory));
         }
-        let manifest: Self = parse(&path)?;
+        let name = path.display().to_string();
+        let manifest: Self = parse(&name, &read_file(&path)?)?;
         match manifest.clone().sealed() == manifest {
             true => Ok(manifest),
-            false => Err(corrupt(path.display().to_string(), "does not have its checksum")),
+            false => Err(corrupt(name, "does not have its checksum")),
         }
     }
 
@@ -256,43 +254,46 @@ pub(super) fn bytes_of(text: &impl Serialize) -> Vec<u8> {
     bytes
 }
 
-/// A text file.
+/// The bytes of a file.
+fn read_file(path: &Path) -> Result<Vec<u8>> {
+    std::fs::read(path).map_err(io(format!("reading {}", path.display())))
+}
+
+/// What the text file `name` says, which has these bytes.
 ///
 /// # Errors
-/// [`Error::Io`]; [`Error::CorruptCheckpoint`] if it is not, to the byte, in its only form; [`Error::Incompatible`] for another form.
-pub(super) fn parse<T: Serialize + DeserializeOwned>(path: &Path) -> Result<T> {
-    let name = path.display().to_string();
-    let bytes = std::fs::read(path).map_err(io(format!("reading {name}")))?;
-    let broken = |error: serde_json::Error| corrupt(&name, error.to_string());
-    let form: Form = serde_json::from_slice(&bytes).map_err(broken)?;
+/// [`Error::CorruptCheckpoint`] if it is not, to the byte, in its only form; [`Error::Incompatible`] for another form.
+fn parse<T: Serialize + DeserializeOwned>(name: &str, bytes: &[u8]) -> Result<T> {
+    let broken = |error: serde_json::Error| corrupt(name, error.to_string());
+    let form: Form = serde_json::from_slice(bytes).map_err(broken)?;
     if form.format != FORMAT {
         return Err(Error::Incompatible {
             field: "the form of checkpoints".to_owned(),
             ours: FORMAT.to_string(),
-            peer: name,
+            peer: name.to_owned(),
             theirs: form.format.to_string(),
         });
     }
-    let value: T = serde_json::from_slice(&bytes).map_err(broken)?;
+    let value: T = serde_json::from_slice(bytes).map_err(broken)?;
     match bytes_of(&value) == bytes {
         true => Ok(value),
-        false => Err(corrupt(&name, "is not as it was written")),
+        false => Err(corrupt(name, "is not as it was written")),
     }
 }
 
 /// A table, which a manifest names.
 ///
 /// # Errors
-/// As [`parse`]; [`Error::CorruptCheckpoint`] if its bytes are not those of which the manifest has the checksum.
+/// [`Error::Io`]; as [`parse`]; [`Error::CorruptCheckpoint`] if its bytes are not those of which the manifest has the checksum.
 pub(super) fn table(directory: &Path, saved: &SavedTable) -> Result<Table> {
     check_name(&saved.file)?;
     let path = directory.join(&saved.file);
     let name = path.display().to_string();
-    let bytes = std::fs::read(&path).map_err(io(format!("reading {name}")))?;
+    let bytes = read_file(&path)?;
     if bytes.len() as u64 != saved.bytes || checksum(0, &bytes) != saved.checksum {
         return Err(corrupt(&name, "does not have the checksum that the manifest has of it"));
     }
-    parse(&path)
+    parse(&name, &bytes)
 }
 
 /// Refuses the name of a file that leads out of its directory.

@@ -15,7 +15,7 @@ use safetensors::tensor::Metadata;
 
 use super::faults::{corrupt, io};
 use super::form::{form, header_of, place, places};
-use super::manifest::{DataFile, Entry, Manifest, Run, State, table};
+use super::manifest::{DataFile, Entry, Manifest, Run, SavedTensor, State, table};
 use super::part::FrozenPart;
 
 /// Where to read.
@@ -60,17 +60,11 @@ pub fn read_tensor(directory: &Path, manifest: &Manifest, name: &str) -> Result<
             hint: "give the name of one that was saved".to_owned(),
         });
     };
-    let spec = tensor.spec()?;
-    let bytes =
-        spec.bytes().ok_or_else(|| corrupt(super::manifest::MANIFEST, format!("tensor {name} is too large")))?;
-    let mut values = vec![0; place(bytes)];
-    let whole = Span { offset: 0, bytes };
-    Saved::open(directory, manifest)?.fill(&spec, spec.dtype, whole, &mut values, |_, _, _, _| Ok(()))?;
-    Ok(values)
+    Saved::open(directory, manifest)?.values(tensor)
 }
 
 /// The files of a checkpoint.
-struct Saved<'a> {
+pub(super) struct Saved<'a> {
     manifest: &'a Manifest,
     /// The runs of each tensor, by their first element, and the number of their table.
     runs: BTreeMap<String, BTreeMap<u64, (usize, Run)>>,
@@ -95,7 +89,7 @@ struct Entries {
 }
 
 impl<'a> Saved<'a> {
-    fn open(directory: &Path, manifest: &'a Manifest) -> Result<Self> {
+    pub(super) fn open(directory: &Path, manifest: &'a Manifest) -> Result<Self> {
         let (mut runs, mut files) = (BTreeMap::new(), Vec::new());
         for (index, named) in manifest.tables.iter().enumerate() {
             let table = table(directory, named)?;
@@ -111,6 +105,17 @@ impl<'a> Saved<'a> {
             }
         }
         Ok(Self { manifest, runs, files })
+    }
+
+    /// The values of a tensor, in little-endian bytes.
+    pub(super) fn values(&mut self, tensor: &SavedTensor) -> Result<Vec<u8>> {
+        let spec = tensor.spec()?;
+        let too_large = || corrupt(super::manifest::MANIFEST, format!("tensor {} is too large", tensor.name));
+        let bytes = spec.bytes().ok_or_else(too_large)?;
+        let mut values = vec![0; place(bytes)];
+        let whole = Span { offset: 0, bytes };
+        self.fill(&spec, spec.dtype, whole, &mut values, |_, _, _, _| Ok(()))?;
+        Ok(values)
     }
 
     fn part(

@@ -1,8 +1,7 @@
 //! The thread of a coordinator that works on the files of checkpoints, so that nobody waits for the disk.
 
-use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use crossbeam_channel::{Sender, unbounded};
 use gradlane_core::config::Config;
@@ -10,7 +9,7 @@ use gradlane_core::error::{Error, Result};
 use gradlane_core::local::OwnThread;
 use gradlane_core::types::JoinString;
 
-use crate::checkpoint::{self, Manifest, Saving};
+use crate::checkpoint::{self, Directories, Manifest};
 use crate::coordinator::{Disk, DiskTask, Found};
 
 /// The files of checkpoints.
@@ -24,10 +23,8 @@ struct Keeper {
     root: Option<PathBuf>,
     /// The name of the job.
     job: String,
-    /// The lives of a job whose checkpoints this one goes on with; the first one is its own.
-    lives: Vec<String>,
-    /// The directories in which this job has saved. They stay locked as long as it lives.
-    directories: BTreeMap<String, Saving>,
+    /// Where this job has saved.
+    directories: Directories,
     /// The checkpoint that is being written: its directory, and its number.
     open: Option<(String, u64)>,
 }
@@ -46,7 +43,7 @@ impl Files {
         let (root, job) = (config.checkpoint_dir.clone(), config.job.clone());
         let (work, received) = unbounded::<Disk>();
         let thread = OwnThread::start("gl-checkpoints", move || {
-            let mut keeper = Keeper { root, job, lives: vec![life], directories: BTreeMap::new(), open: None };
+            let mut keeper = Keeper { root, job, directories: Directories::new(life), open: None };
             while let Ok(Disk { number, task }) = received.recv() {
                 let worked = catch_unwind(AssertUnwindSafe(|| keeper.work(task)));
                 let outcome = worked.unwrap_or_else(|panic| Err(Error::of_panic("a checkpoint", &*panic)));
@@ -69,41 +66,29 @@ impl Keeper {
     fn work(&mut self, task: DiskTask) -> Result<Option<Found>> {
         let root = checkpoint::root(self.root.as_deref())?;
         match task {
-            DiskTask::Begin { path } => self.begin_save(&root, path).map(Some),
+            DiskTask::Begin { path } => {
+                let (checkpoint, directory) = self.directories.begin(&root, &path)?;
+                self.open = Some((path, checkpoint));
+                Ok(Some(Found::Begun { checkpoint, directory }))
+            }
             DiskTask::Publish { contents, keep } => {
                 let (path, _) = self.open.as_ref().expect("it was begun");
-                let manifest = Manifest::of(&contents, &self.job, &self.lives[0]);
-                self.directories[path].publish(&manifest, keep)?;
+                let manifest = Manifest::of(&contents, &self.job, self.directories.life());
+                self.directories.saving(path).publish(&manifest, keep)?;
                 self.open = None;
                 Ok(Some(Found::Published))
             }
             DiskTask::GiveUp => {
                 if let Some((path, number)) = self.open.take() {
-                    self.directories[&path].give_up(number);
+                    self.directories.saving(&path).give_up(number);
                 }
                 Ok(None)
             }
             DiskTask::Find { path, checkpoint } => {
                 let (directory, manifest) = checkpoint::find(&root, &path, checkpoint)?;
-                if !self.lives.contains(&manifest.life) {
-                    self.lives.push(manifest.life.clone());
-                }
+                self.directories.go_on_with(&manifest);
                 Ok(Some(Found::Whole { directory, contents: manifest.contents()? }))
             }
         }
-    }
-
-    fn begin_save(&mut self, root: &Path, path: String) -> Result<Found> {
-        if !self.directories.contains_key(&path) {
-            self.directories.insert(path.clone(), Saving::open(root, &path)?);
-        }
-        let begun = self.directories[&path].begin(&self.lives);
-        if begun.is_err() {
-            // Another job may save there.
-            self.directories.remove(&path);
-        }
-        let (checkpoint, directory) = begun?;
-        self.open = Some((path, checkpoint));
-        Ok(Found::Begun { checkpoint, directory })
     }
 }
