@@ -145,6 +145,19 @@ def test_a_server_that_is_killed_while_it_writes_leaves_the_checkpoint_before(tm
     assert said(loaded, "loaded 1: ") == said(killed, "first ")
 
 
+@pytest.mark.parametrize("servers", [0, 2])
+@pytest.mark.parametrize("point", ["checkpoint_read"])
+def test_who_is_killed_while_it_loads_leaves_a_checkpoint_that_others_load(tmp_path, point, servers):
+    path = tmp_path / "run"
+    saved = run(SAVE, "save", path, 2)
+    assert saved.code == 0, saved.output
+    killed = run(LOAD, "load", path, servers, env={"GRADLANE_FAILPOINT": f"{point}:1:kill"})
+    assert killed.code != 0 and "loaded 1" not in killed.output, killed.output
+    assert f"failpoint {point} reached 1 times" in killed.output
+    loaded = run(LOAD, "load", path, servers)
+    assert said(loaded, "loaded 1: ") == said(saved, "saved ")
+
+
 def test_a_full_disk_fails_the_save_and_nothing_else(tmp_path):
     """The directory is a file system of its own, with room for less than the values."""
     path = tmp_path / "run"

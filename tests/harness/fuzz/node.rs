@@ -535,7 +535,7 @@ fn is_end(work: &Work) -> bool {
     matches!(
         work,
         Work::Sum { step: Step::Drop | Step::DropResidual, .. }
-            | Work::Parameter { step: ValueStep::Drop | ValueStep::Forget { .. }, .. }
+            | Work::Parameter { step: ValueStep::Drop | ValueStep::Forget { .. } | ValueStep::Unread, .. }
     )
 }
 
