@@ -13,6 +13,7 @@ __all__ = [
     "Batch",
     "Embedded",
     "Handle",
+    "SavedCheckpoint",
     "Session",
     "__version__",
     "cli_main",
@@ -29,8 +30,6 @@ __all__ = [
     "names_table",
     "operation_error",
     "read_join",
-    "read_manifest",
-    "read_tensor",
     "save_checkpoint",
     "step_timeout",
     "unwrap_join",
@@ -438,11 +437,19 @@ def load_checkpoint(
 def export_checkpoint(path: Path, checkpoint: int | None, file: Path) -> None:
     """Writes the values of a checkpoint to one file in the form of safetensors."""
 
-def read_manifest(path: Path, checkpoint: int | None) -> tuple[str, Path]:
-    """The manifest of a checkpoint of this directory as JSON, and its own directory."""
+class SavedCheckpoint:
+    """The files of a checkpoint, open to be read."""
 
-def read_tensor(path: Path, checkpoint: int, name: str) -> bytes:
-    """The values of a tensor of the checkpoint, in little-endian bytes."""
+    def __new__(cls, path: Path, checkpoint: int | None) -> SavedCheckpoint: ...
+    @property
+    def directory(self) -> Path:
+        """Its own directory."""
+
+    def manifest(self) -> str:
+        """The manifest as JSON."""
+
+    def read(self, name: str) -> bytes:
+        """The values of a tensor, in little-endian bytes."""
 
 def config_report(arguments: dict[str, str]) -> str: ...
 def step_timeout(arguments: dict[str, str]) -> float:

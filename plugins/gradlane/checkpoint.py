@@ -288,13 +288,12 @@ class Reader:
         Raises:
             NotFoundError, CorruptCheckpointError, IncompatibleError: as `load`.
         """
-        self._path = Path(path)
         import json
 
-        text, directory = _core.read_manifest(self._path, _number(checkpoint))
-        about = json.loads(text)
+        self._saved = _core.SavedCheckpoint(Path(path), _number(checkpoint))
+        about = json.loads(self._saved.manifest())
         self.number: int = about["checkpoint"]
-        self.directory: Path = directory
+        self.directory: Path = self._saved.directory
         self.job: str = about["job"]
         self.extra: Any = _extra(about["notes"])
         self.steps: dict[int, int] = {at["clock"]: at["step"] for at in about["clocks"]}
@@ -309,7 +308,7 @@ class Reader:
             NotFoundError: the checkpoint has no tensor of this name.
             CorruptCheckpointError: a file is not what it was; it is named.
         """
-        return _core.read_tensor(self._path, self.number, name)
+        return self._saved.read(name)
 
 
 def state_dict(path: str | os.PathLike[str], *, prefix: str = "", checkpoint: int | None = None) -> dict[str, torch.Tensor]:

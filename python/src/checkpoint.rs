@@ -1,11 +1,11 @@
 //! Checkpoints: saved and loaded by a session, and read without one.
 
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use gradlane_core::types::{CheckpointAsk, Checkpointed, LoadAsk, Missing, SaveAsk};
 use gradlane_core::{Error, Result};
-use gradlane_server::checkpoint;
+use gradlane_server::checkpoint::{self, Saved};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
@@ -19,9 +19,8 @@ type Told = (u64, String, u64, u64, u64, Vec<(u64, u64)>, String);
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(save_checkpoint, module)?)?;
     module.add_function(wrap_pyfunction!(load_checkpoint, module)?)?;
-    module.add_function(wrap_pyfunction!(read_manifest, module)?)?;
-    module.add_function(wrap_pyfunction!(export_checkpoint, module)?)?;
-    module.add_function(wrap_pyfunction!(read_tensor, module)?)
+    module.add_class::<SavedCheckpoint>()?;
+    module.add_function(wrap_pyfunction!(export_checkpoint, module)?)
 }
 
 /// Saves the parameters of the job, and waits until they are on the disk.
@@ -63,34 +62,54 @@ fn load_checkpoint(
     ask(py, session, missing.map(load))
 }
 
-/// The manifest of a checkpoint of this directory as JSON, and its own directory.
-#[pyfunction]
-fn read_manifest(py: Python<'_>, path: PathBuf, checkpoint: Option<u64>) -> PyResult<(String, PathBuf)> {
-    let read = py.detach(|| {
-        let (directory, manifest) = checkpoint::open(&path, checkpoint)?;
-        Ok::<_, Error>((manifest.to_json(), directory))
-    });
-    read.map_err(|error| errors::raise(py, &error))
-}
-
 /// Writes the values of a checkpoint to one file in the form of safetensors.
 #[pyfunction]
 fn export_checkpoint(py: Python<'_>, path: PathBuf, checkpoint: Option<u64>, file: PathBuf) -> PyResult<()> {
     let exported = py.detach(|| {
         let (directory, manifest) = checkpoint::open(&path, checkpoint)?;
-        checkpoint::export(&directory, &manifest, &file)
+        checkpoint::export(&directory, manifest, &file)
     });
     exported.map_err(|error| errors::raise(py, &error))
 }
 
-/// The values of a tensor of the checkpoint in this directory, in little-endian bytes.
-#[pyfunction]
-fn read_tensor<'py>(py: Python<'py>, path: PathBuf, checkpoint: u64, name: String) -> PyResult<Bound<'py, PyBytes>> {
-    let read = py.detach(|| {
-        let (directory, manifest) = checkpoint::open(&path, Some(checkpoint))?;
-        checkpoint::read_tensor(&directory, &manifest, &name)
-    });
-    read.map(|bytes| PyBytes::new(py, &bytes)).map_err(|error| errors::raise(py, &error))
+/// The files of a checkpoint, open to be read.
+#[pyclass(module = "gradlane._core", frozen)]
+struct SavedCheckpoint {
+    saved: Mutex<Saved>,
+    /// Its own directory.
+    #[pyo3(get)]
+    directory: PathBuf,
+}
+
+#[pymethods]
+impl SavedCheckpoint {
+    #[new]
+    fn open(py: Python<'_>, path: PathBuf, checkpoint: Option<u64>) -> PyResult<Self> {
+        let opened = py.detach(|| {
+            let (directory, manifest) = checkpoint::open(&path, checkpoint)?;
+            Ok((Mutex::new(Saved::open(&directory, manifest)?), directory))
+        });
+        let (saved, directory) = opened.map_err(|error: Error| errors::raise(py, &error))?;
+        Ok(Self { saved, directory })
+    }
+
+    /// The manifest as JSON.
+    fn manifest(&self) -> String {
+        self.lock().manifest().to_json()
+    }
+
+    /// The values of a tensor, in little-endian bytes.
+    fn read<'py>(&self, py: Python<'py>, name: &str) -> PyResult<Bound<'py, PyBytes>> {
+        let read = py.detach(|| self.lock().values(name));
+        read.map(|bytes| PyBytes::new(py, &bytes)).map_err(|error| errors::raise(py, &error))
+    }
+}
+
+impl SavedCheckpoint {
+    fn lock(&self) -> MutexGuard<'_, Saved> {
+        // What a panic of another thread has left is only what was read last.
+        self.saved.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 fn ask(py: Python<'_>, session: &Session, ask: Result<CheckpointAsk>) -> PyResult<Told> {

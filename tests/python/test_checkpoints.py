@@ -152,6 +152,33 @@ def test_other_tools_read_the_values(tmp_path, names):
         assert data[8 + length + begin : 8 + length + end] == value.tobytes()
 
 
+def test_an_export_of_a_damaged_checkpoint_leaves_what_was_there(tmp_path, names):
+    if gradlane.rank() != 0:
+        return
+    names.init("w", noise(1, LARGE))
+    directory = tmp_path / Path(checkpoint.save(tmp_path).directory).name
+    out = tmp_path / "all.safetensors"
+    checkpoint.export(tmp_path, out)
+    before = out.read_bytes()
+    path = max(directory.glob("server-*.safetensors"), key=lambda path: path.stat().st_size)
+    damaged = bytearray(path.read_bytes())
+    damaged[-1] ^= 1
+    path.write_bytes(damaged)
+    with pytest.raises(CorruptCheckpointError, match=path.name):
+        checkpoint.export(tmp_path, out)
+    assert out.read_bytes() == before and sorted(tmp_path.glob(".*")) == []
+
+
+def test_one_directory_has_many_spellings(tmp_path, names):
+    if gradlane.rank() != 0:
+        return
+    value = noise(1, 4)
+    names.init("spelled", value)
+    (tmp_path / "link").symlink_to("a")
+    spellings = ["a", "./a", "a/", "a/.", "link"]
+    assert [checkpoint.save(f"{tmp_path}/{path}").number for path in spellings] == [1, 2, 3, 4, 5]
+
+
 def test_the_latest_is_loaded_and_old_ones_go(tmp_path, names):
     if gradlane.rank() != 0:
         return

@@ -58,8 +58,7 @@ impl OwnCheckpoints {
                 hint: "declare the parameters first; sums have nothing to save".to_owned(),
             });
         }
-        let (checkpoint, directory) = directories.begin(&root, &path)?;
-        let saving = directories.saving(&path);
+        let (saving, checkpoint, directory) = directories.begin(&root, &path)?;
         let plan = plan_of(&tensors);
         let saved =
             checkpoint::write(&root.join(&directory), ServerId(0), checkpoint, &plan, &parts).and_then(|written| {

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::path::{Component, Path, PathBuf};
+use std::sync::Arc;
 
 use gradlane_core::error::{Error, Result};
 use gradlane_core::local::failpoint::{Failpoint, reach};
@@ -34,7 +35,8 @@ pub fn place(root: &Path, path: &str) -> Result<PathBuf> {
 pub struct Directories {
     /// The lives of a job whose checkpoints this one goes on with; the first one is its own.
     lives: Vec<String>,
-    locked: BTreeMap<String, Saving>,
+    /// By their places, because a path can be spelled in several ways.
+    locked: BTreeMap<PathBuf, Arc<Saving>>,
 }
 
 impl Directories {
@@ -55,25 +57,26 @@ impl Directories {
         }
     }
 
-    /// As [`Saving::begin`], in the directory `path` below `root`, which is locked first.
+    /// Begins the next checkpoint in the directory `path` below `root`, which is made if it is not there, and locked. Returns the directory,
+    /// the number of the checkpoint, and its own path below `root`.
     ///
     /// # Errors
-    /// As [`Saving::open`] and [`Saving::begin`].
-    pub fn begin(&mut self, root: &Path, path: &str) -> Result<(u64, String)> {
-        if !self.locked.contains_key(path) {
-            self.locked.insert(path.to_owned(), Saving::open(root, path)?);
+    /// [`Error::InvalidArgument`] for a path that leads out of `root`; [`Error::FailedPrecondition`] if it is no directory, another job saves
+    /// there, or the newest checkpoint is of a life that this job does not go on with; [`Error::Io`].
+    pub fn begin(&mut self, root: &Path, path: &str) -> Result<(Arc<Saving>, u64, String)> {
+        let (place, relative) = make(root, path)?;
+        if !self.locked.contains_key(&place) {
+            self.locked.insert(place.clone(), Arc::new(Saving::lock(place.clone(), relative)?));
         }
-        let begun = self.locked[path].begin(&self.lives);
-        if begun.is_err() {
-            // Another job may save there.
-            self.locked.remove(path);
+        let saving = Arc::clone(&self.locked[&place]);
+        match saving.begin(&self.lives) {
+            Ok((number, relative)) => Ok((saving, number, relative)),
+            Err(error) => {
+                // Another job may save there.
+                self.locked.remove(&place);
+                Err(error)
+            }
         }
-        begun
-    }
-
-    /// The directory in which a checkpoint was begun.
-    pub fn saving(&self, path: &str) -> &Saving {
-        &self.locked[path]
     }
 }
 
@@ -93,21 +96,8 @@ const LOCK: &str = "lock";
 const NAME: &str = "checkpoint-";
 
 impl Saving {
-    /// Makes the directory `path` below `root` if it is not there, and locks it.
-    ///
-    /// # Errors
-    /// [`Error::InvalidArgument`] for a path that leads out of `root`; [`Error::FailedPrecondition`] if it is no directory, or another job
-    /// saves there; [`Error::Io`].
-    pub fn open(root: &Path, path: &str) -> Result<Self> {
-        let relative = below(root, path)?;
-        let path = root.join(&relative);
-        if path.exists() && !path.is_dir() {
-            return Err(Error::FailedPrecondition {
-                what: format!("{} is there, and is no directory", path.display()),
-                hint: "give another path for the checkpoints".to_owned(),
-            });
-        }
-        fs::create_dir_all(&path).map_err(io(format!("making {}", path.display())))?;
+    /// Locks the directory at `path`, which is called `relative` below the root.
+    fn lock(path: PathBuf, relative: PathBuf) -> Result<Self> {
         let lock = path.join(LOCK);
         let file = File::options().create(true).truncate(false).write(true).open(&lock);
         let file = file.map_err(io(format!("opening {}", lock.display())))?;
@@ -123,10 +113,7 @@ impl Saving {
 
     /// Makes the directory of the next checkpoint, without which nothing is written there. Returns its number, and its path below the root.
     /// What earlier saves have not finished is removed.
-    ///
-    /// # Errors
-    /// [`Error::FailedPrecondition`] if the newest checkpoint is of another life than `lives`; [`Error::Io`].
-    pub fn begin(&self, lives: &[String]) -> Result<(u64, String)> {
+    fn begin(&self, lives: &[String]) -> Result<(u64, String)> {
         let found = numbers(&self.path)?;
         let is_whole = |number: &u64| self.checkpoint(*number).join(MANIFEST).exists();
         if let Some(newest) = found.iter().copied().filter(is_whole).max() {
@@ -208,6 +195,21 @@ impl Saving {
         }
         Ok(())
     }
+}
+
+/// Makes the directory `path` below `root` if it is not there. Returns its place, without links, and how it is called below `root`.
+fn make(root: &Path, path: &str) -> Result<(PathBuf, PathBuf)> {
+    let relative = below(root, path)?;
+    let place = root.join(&relative);
+    if place.exists() && !place.is_dir() {
+        return Err(Error::FailedPrecondition {
+            what: format!("{} is there, and is no directory", place.display()),
+            hint: "give another path for the checkpoints".to_owned(),
+        });
+    }
+    let making = || io(format!("making {}", place.display()));
+    fs::create_dir_all(&place).map_err(making())?;
+    Ok((place.canonicalize().map_err(making())?, relative))
 }
 
 /// Finds the checkpoint `number`, or the latest, of the directory `path` below `root`. Returns its path below the root.

@@ -245,6 +245,15 @@ impl SavedTensor {
             self.dtype.parse().map_err(|_| corrupt(MANIFEST, format!("tensor {} has no element type", self.name)))?;
         Ok(TensorSpec::parameter(self.name.clone(), dtype, self.shape.clone()))
     }
+
+    /// The bytes of its values.
+    ///
+    /// # Errors
+    /// [`Error::CorruptCheckpoint`] if no memory has so many.
+    pub(super) fn bytes(&self) -> Result<u64> {
+        let bytes = self.spec()?.bytes().filter(|bytes| usize::try_from(*bytes).is_ok());
+        bytes.ok_or_else(|| corrupt(MANIFEST, format!("tensor {} is too large", self.name)))
+    }
 }
 
 /// The bytes of a text file, in its only form.

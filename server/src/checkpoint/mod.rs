@@ -34,5 +34,5 @@ pub use directory::{Directories, Saving, find, open, place, root};
 pub use export::export;
 pub use manifest::Manifest;
 pub use part::FrozenPart;
-pub use read::{Source, read, read_tensor};
+pub use read::{Saved, Source, read};
 pub use write::write;

@@ -15,7 +15,7 @@ use safetensors::tensor::Metadata;
 
 use super::faults::{corrupt, io};
 use super::form::{form, header_of, place, places};
-use super::manifest::{DataFile, Entry, Manifest, Run, SavedTensor, State, table};
+use super::manifest::{DataFile, Entry, Manifest, Run, State, table};
 use super::part::FrozenPart;
 
 /// Where to read.
@@ -40,7 +40,7 @@ pub fn read(
     block_bytes: impl Fn(PartId) -> u64,
 ) -> Result<BTreeMap<PartId, FrozenPart>> {
     let manifest = Manifest::read(&source.directory)?;
-    let mut saved = Saved::open(&source.directory, &manifest)?;
+    let mut saved = Saved::open(&source.directory, manifest)?;
     let mut parts = BTreeMap::new();
     for layout in &plan.parts {
         parts.insert(layout.part, saved.part(layout, plan, source.with_state, pool, block_bytes(layout.part))?);
@@ -49,23 +49,9 @@ pub fn read(
     Ok(parts)
 }
 
-/// The values of one tensor of a checkpoint, in little-endian bytes.
-///
-/// # Errors
-/// [`Error::NotFound`] if there is none of this name; as [`read`] else.
-pub fn read_tensor(directory: &Path, manifest: &Manifest, name: &str) -> Result<Vec<u8>> {
-    let Some(tensor) = manifest.tensor(name) else {
-        return Err(Error::NotFound {
-            what: format!("tensor {name} in checkpoint {}", manifest.checkpoint),
-            hint: "give the name of one that was saved".to_owned(),
-        });
-    };
-    Saved::open(directory, manifest)?.values(tensor)
-}
-
-/// The files of a checkpoint.
-pub(super) struct Saved<'a> {
-    manifest: &'a Manifest,
+/// The files of a checkpoint, open to be read.
+pub struct Saved {
+    manifest: Manifest,
     /// The runs of each tensor, by their first element, and the number of their table.
     runs: BTreeMap<String, BTreeMap<u64, (usize, Run)>>,
     /// Of each table, its files.
@@ -88,8 +74,12 @@ struct Entries {
     last: Option<(String, Vec<u8>)>,
 }
 
-impl<'a> Saved<'a> {
-    pub(super) fn open(directory: &Path, manifest: &'a Manifest) -> Result<Self> {
+impl Saved {
+    /// Opens all files of the checkpoint in `directory`, and checks their tables.
+    ///
+    /// # Errors
+    /// [`Error::Io`]; [`Error::CorruptCheckpoint`] naming the file.
+    pub fn open(directory: &Path, manifest: Manifest) -> Result<Self> {
         let (mut runs, mut files) = (BTreeMap::new(), Vec::new());
         for (index, named) in manifest.tables.iter().enumerate() {
             let table = table(directory, named)?;
@@ -107,11 +97,28 @@ impl<'a> Saved<'a> {
         Ok(Self { manifest, runs, files })
     }
 
-    /// The values of a tensor, in little-endian bytes.
-    pub(super) fn values(&mut self, tensor: &SavedTensor) -> Result<Vec<u8>> {
-        let spec = tensor.spec()?;
-        let too_large = || corrupt(super::manifest::MANIFEST, format!("tensor {} is too large", tensor.name));
-        let bytes = spec.bytes().ok_or_else(too_large)?;
+    /// What the checkpoint is.
+    pub fn manifest(&self) -> &Manifest {
+        &self.manifest
+    }
+
+    /// The values of the tensor of this name, in little-endian bytes.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] if there is none of this name; [`Error::CorruptCheckpoint`] naming the file.
+    pub fn values(&mut self, name: &str) -> Result<Vec<u8>> {
+        let Some(tensor) = self.manifest.tensor(name) else {
+            return Err(Error::NotFound {
+                what: format!("tensor {name} in checkpoint {}", self.manifest.checkpoint),
+                hint: "give the name of one that was saved".to_owned(),
+            });
+        };
+        let (spec, bytes) = (tensor.spec()?, tensor.bytes()?);
+        // So that a damaged shape takes no memory.
+        let held = self.files.iter().map(|files| files.values.about.data_len() as u64).sum::<u64>();
+        if bytes > held {
+            return Err(corrupt(super::manifest::MANIFEST, format!("tensor {name} is larger than all files")));
+        }
         let mut values = vec![0; place(bytes)];
         let whole = Span { offset: 0, bytes };
         self.fill(&spec, spec.dtype, whole, &mut values, |_, _, _, _| Ok(()))?;

@@ -93,6 +93,8 @@ pub enum DiskTask {
         /// Which one; `None` for the latest.
         checkpoint: Option<u64>,
     },
+    /// The checkpoint that was found is loaded: later saves go on with those of its directory. This is not answered.
+    GoOn,
 }
 
 /// What the driver has done with files.
@@ -260,7 +262,7 @@ impl Checkpoints {
             }
             (Stage::Applies, _) => {
                 let outcome = open.loaded();
-                self.end(Ok(outcome))
+                Turn { disk: Some(Disk { number, task: DiskTask::GoOn }), ..self.end(Ok(outcome)) }
             }
             (Stage::Looks | Stage::Publishes, _) => Turn::default(),
         }

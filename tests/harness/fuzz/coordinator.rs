@@ -263,7 +263,7 @@ impl World {
                         DiskTask::Begin { .. } => Ok(Found::Begun { checkpoint: 1, directory: "c".to_owned() }),
                         DiskTask::Publish { .. } => Ok(Found::Published),
                         DiskTask::Find { .. } => Err(Error::Cancelled),
-                        DiskTask::GiveUp => continue,
+                        DiskTask::GiveUp | DiskTask::GoOn => continue,
                     };
                     self.coordinator.handle_disk(number, outcome);
                 }

@@ -2,6 +2,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use crossbeam_channel::{Sender, unbounded};
 use gradlane_core::config::Config;
@@ -9,7 +10,7 @@ use gradlane_core::error::{Error, Result};
 use gradlane_core::local::OwnThread;
 use gradlane_core::types::JoinString;
 
-use crate::checkpoint::{self, Directories, Manifest};
+use crate::checkpoint::{self, Directories, Manifest, Saving};
 use crate::coordinator::{Disk, DiskTask, Found};
 
 /// The files of checkpoints.
@@ -25,8 +26,10 @@ struct Keeper {
     job: String,
     /// Where this job has saved.
     directories: Directories,
-    /// The checkpoint that is being written: its directory, and its number.
-    open: Option<(String, u64)>,
+    /// The checkpoint that is being written: the directory that has it, and its number.
+    open: Option<(Arc<Saving>, u64)>,
+    /// The checkpoint that is being loaded.
+    found: Option<Manifest>,
 }
 
 impl Files {
@@ -43,7 +46,7 @@ impl Files {
         let (root, job) = (config.checkpoint_dir.clone(), config.job.clone());
         let (work, received) = unbounded::<Disk>();
         let thread = OwnThread::start("gl-checkpoints", move || {
-            let mut keeper = Keeper { root, job, directories: Directories::new(life), open: None };
+            let mut keeper = Keeper { root, job, directories: Directories::new(life), open: None, found: None };
             while let Ok(Disk { number, task }) = received.recv() {
                 let worked = catch_unwind(AssertUnwindSafe(|| keeper.work(task)));
                 let outcome = worked.unwrap_or_else(|panic| Err(Error::of_panic("a checkpoint", &*panic)));
@@ -67,27 +70,34 @@ impl Keeper {
         let root = checkpoint::root(self.root.as_deref())?;
         match task {
             DiskTask::Begin { path } => {
-                let (checkpoint, directory) = self.directories.begin(&root, &path)?;
-                self.open = Some((path, checkpoint));
+                let (saving, checkpoint, directory) = self.directories.begin(&root, &path)?;
+                self.open = Some((saving, checkpoint));
                 Ok(Some(Found::Begun { checkpoint, directory }))
             }
             DiskTask::Publish { contents, keep } => {
-                let (path, _) = self.open.as_ref().expect("it was begun");
+                let (saving, _) = self.open.as_ref().expect("it was begun");
                 let manifest = Manifest::of(&contents, &self.job, self.directories.life());
-                self.directories.saving(path).publish(&manifest, keep)?;
+                saving.publish(&manifest, keep)?;
                 self.open = None;
                 Ok(Some(Found::Published))
             }
             DiskTask::GiveUp => {
-                if let Some((path, number)) = self.open.take() {
-                    self.directories.saving(&path).give_up(number);
+                if let Some((saving, number)) = self.open.take() {
+                    saving.give_up(number);
                 }
                 Ok(None)
             }
             DiskTask::Find { path, checkpoint } => {
                 let (directory, manifest) = checkpoint::find(&root, &path, checkpoint)?;
-                self.directories.go_on_with(&manifest);
-                Ok(Some(Found::Whole { directory, contents: manifest.contents()? }))
+                let contents = manifest.contents()?;
+                self.found = Some(manifest);
+                Ok(Some(Found::Whole { directory, contents }))
+            }
+            DiskTask::GoOn => {
+                if let Some(manifest) = self.found.take() {
+                    self.directories.go_on_with(&manifest);
+                }
+                Ok(None)
             }
         }
     }

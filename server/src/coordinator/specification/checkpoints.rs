@@ -105,7 +105,9 @@ fn a_load_is_applied_when_all_servers_have_read_and_clocks_go_on_from_what_was_s
     let applies = Task::Apply { bases: vec![ClockStep { clock: ClockKey(9), step: 40, samples: 0 }] };
     assert_eq!(job.received(SERVER), [Frame::Order(Order { number, task: applies })]);
     assert_eq!(job.received(0), []);
+    assert_eq!(job.disk(), None);
     job.frame(SERVER, obeyed(number));
+    assert_eq!(job.disk(), Some(DiskTask::GoOn));
     let loaded = answer(&mut job, 0).unwrap();
     assert_eq!((loaded.checkpoint, loaded.tensors, loaded.notes.as_str()), (3, 1, "n"));
 }
