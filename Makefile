@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export PYTHONUTF8 := 1
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test built-for-tests test-rust test-sim test-net test-hostile test-faults test-kills test-churn test-lasting test-soak test-cycles test-models test-python test-torch-oldest test-frameworks test-tensorflow test-tensorflow-quick test-tensorflow-oldest test-jax test-jax-quick test-jax-oldest static-server test-static lint bench bench-peers deny fuzz fuzz-run fakes gpu-bundle gpu-check issue-cost ptx clean
+.PHONY: help demo test built-for-tests test-rust test-sim test-net test-hostile test-faults test-kills test-churn test-lasting test-soak test-cycles test-models test-python test-transports test-torch-oldest test-frameworks test-tensorflow test-tensorflow-quick test-tensorflow-oldest test-jax test-jax-quick test-jax-oldest static-server test-static lint bench bench-peers deny fuzz fuzz-run fakes gpu-bundle gpu-check issue-cost ptx clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -37,9 +37,9 @@ demo: $(VENV)/installed $(DEMO_VENV)/installed ## two workers, two servers, real
 
 test: $(VENV)/requirements ## everything CI runs
 	@$(MAKE) --no-print-directory -j2 --output-sync=line built-for-tests .venv-tensorflow/installed .venv-jax/installed
-	@$(MAKE) --no-print-directory test-rust test-python test-tensorflow-quick test-jax-quick
+	@$(MAKE) --no-print-directory test-rust test-python test-tensorflow-quick test-jax-quick TRANSPORTS_AT_MOST=2
 	@$(call count_skips,$(SKIPS)/rust $(SKIPS)/python)
-	@echo "Left out, each with a target: frameworks, torch-oldest, static, net, hostile, faults, kills, churn, lasting, soak, cycles, models (make test-...), fuzz, gpu-check"
+	@echo "Left out, each with a target: transports, frameworks, torch-oldest, static, net, hostile, faults, kills, churn, lasting, soak, cycles, models (make test-...), fuzz, gpu-check"
 
 built-for-tests: lint
 	cargo test --quiet --no-run
@@ -93,6 +93,8 @@ fakes:
 # Three files side by side on two cores, because many tests wait for a deadline and compute nothing meanwhile. The tests of a file share
 # jobs, and `conftest.py` sorts the files. A plain `pytest` runs the same tests one after another.
 SIDE_BY_SIDE := -n 3 --dist loadfile --no-loadscope-reorder
+
+test-transports: test-python ## Python's tests, each over all transports that it names; `make test` tries two of three (20 minutes)
 
 test-python: $(TESTED) fakes
 	@mkdir -p $(SKIPS) && rm -f $(SKIPS)/python
@@ -244,7 +246,8 @@ endef
 $(VENV)/installed: $(VENV)/requirements $(RUST_SOURCES)
 	$(call install_package,--release,release,--release)
 
-AS_TESTED := gradlane-core/testing
+# The features that `cargo test` unites, so that nothing is compiled twice.
+AS_TESTED := gradlane-core/testing,gradlane-server/testing
 $(VENV)/installed-for-tests: $(VENV)/requirements $(RUST_SOURCES)
 	$(call install_package,--features $(AS_TESTED),debug,--features extension-module --features $(AS_TESTED))
 

@@ -12,7 +12,7 @@ use gradlane_tests::sim::{self, Checker, Failure};
 
 #[test]
 fn a_cluster_keeps_its_promises_whatever_goes_wrong() {
-    let (from, seeds) = (environment("FROM").unwrap_or(0), environment("SEEDS").unwrap_or(4000));
+    let (from, seeds) = (environment("FROM").unwrap_or(0), environment("SEEDS").unwrap_or(2000));
     if let Some(failure) = lowest(from..from + seeds, |seed| sim::run(seed, None, false)) {
         panic!("{failure}");
     }

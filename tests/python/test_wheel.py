@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -38,12 +39,16 @@ def wheel(tmp_path_factory):
     into = tmp_path_factory.mktemp("dist")
     # The same profile and features as `maturin develop` had the last time, so that nothing is compiled again.
     built = max(ROOT.glob("target/*/lib_core.so"), key=lambda path: path.stat().st_mtime)
-    as_tested = ["--features", "extension-module", "--features", "gradlane-core/testing"]
-    options = ["--release"] if built.parent.name == "release" else as_tested
+    options = ["--release"] if built.parent.name == "release" else ["--features", f"extension-module,{features_as_tested()}"]
     command = [maturin, "build", *options, "--quiet", "--interpreter", sys.executable, "--out", into]
     [ended] = run_all([(command, {})], timeout=600.0, cwd=ROOT)
     assert ended.code == 0, ended.output
     return next(into.glob("*.whl"))
+
+
+def features_as_tested():
+    """Those of the package that tests load, as the Makefile says them."""
+    return re.search(r"^AS_TESTED := (\S+)$", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)[1]
 
 
 @pytest.fixture(scope="module")
@@ -149,3 +154,18 @@ def run(place, env, program, *arguments):
 def test_the_native_module_looks_for_nccl_in_nvidia_s_wheel_beside_it(place):
     native = next((place / "venv").glob("lib/python*/site-packages/gradlane/_core*.so"))
     assert b"$ORIGIN/../nvidia/nccl/lib" in native.read_bytes()
+
+
+def test_the_package_that_tests_load_is_made_of_what_cargo_test_builds():
+    """A dependency with other features would be compiled once more, and all that depends on it: minutes."""
+    sources = ["session", "bench"]
+    package = packages(*(f"-pgradlane-{name}" for name in sources), "-enormal,build", "--features", features_as_tested())
+    assert package - packages("-enormal,build,dev") == set()
+
+
+def packages(*selected):
+    """The packages that cargo compiles for a selection, with their features."""
+    command = ["cargo", "tree", "--offline", "--quiet", "--prefix=none", "--no-dedupe", "-f{p} {f}", *selected]
+    [ended] = run_all([(command, {})], timeout=60.0, cwd=ROOT)
+    assert ended.code == 0, ended.output
+    return set(ended.output.splitlines())
