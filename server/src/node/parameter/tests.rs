@@ -707,6 +707,7 @@ pub(crate) fn to_do(access: Access, round: u64) -> Use {
         mode: Mode::ASYNC,
         clock_at: 0,
         basis: Version(0),
+        key: None,
         sent,
     }
 }
