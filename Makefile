@@ -86,9 +86,11 @@ test-net: ## jobs on every bad network, with a table (30 minutes): SEEDS=1 for a
 test-hostile: ## a job that trains under every attack on its ports, with a table (5 minutes): ONLY=Initials,gaps for some
 	cargo test -p gradlane-tests --test suites -- hostile
 
-# What Python's tests of CUDA tensors load by path: target/debug/libfakecuda.so and target/debug/libfakenccl.so, as `cargo test` builds them.
+# What Python's tests load by path, as `cargo test` builds it: target/debug/libfakecuda.so and target/debug/libfakenccl.so; and what they start,
+# as the package for tests is built: target/debug/kv-server.
 fakes:
 	cargo build --quiet -p fakecuda -p fakenccl
+	cargo build --quiet -p gradlane-server -p kv-server --features $(AS_TESTED)
 
 # Three files side by side on two cores, because many tests wait for a deadline and compute nothing meanwhile. The tests of a file share
 # jobs, and `conftest.py` sorts the files. A plain `pytest` runs the same tests one after another.

@@ -85,7 +85,7 @@ from gradlane.errors import (
     UnsupportedError,
     UnusedParametersError,
 )
-from gradlane.kv import KVWorker
+from gradlane.kv import KVServer, KVWorker
 from gradlane.modes import SSP, Async, Backup, Sync
 from gradlane.timeline import start_timeline, stop_timeline
 
@@ -112,6 +112,7 @@ __all__ = [
     "IncompatibleError",
     "InternalError",
     "InvalidArgumentError",
+    "KVServer",
     "KVWorker",
     "Max",
     "Min",

@@ -458,4 +458,7 @@ def step_timeout(arguments: dict[str, str]) -> float:
 def codec_of(choice: str, name: str, dtype: str, shape: Sequence[int]) -> str:
     """The codec with which a tensor travels, of those that this text chooses for it."""
 
+def serve(settings: dict[str, str]) -> int:
+    """Runs a server of a job until the job ends; 0, or the exit code of a signal, or of a failure that the launcher tells."""
+
 def cli_main(argv: list[str]) -> int: ...

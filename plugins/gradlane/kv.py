@@ -9,9 +9,15 @@
     values = np.empty(6, np.float32)
     kv.wait(kv.pull([1, 3, 5], values))
 
+A script that all roles of a job run, as those of ps-lite are, starts its servers with `KVServer`:
+
+    if os.environ["DMLC_ROLE"] == "server":
+        gradlane.KVServer().run()
+
 A key is an integer from 0 to 2**64 - 1, and its value a vector. A push adds to the values, and a new key begins at zero: that
 is ps-lite's default handle of a server. Each key is a parameter (`gradlane.parameters`) with the name `kv/APP/KEY`, so all
-that holds of parameters holds of keys. A job has at most 65,536 names, and a key is one of them.
+that holds of parameters holds of keys. A job has at most 65,536 names, and a key is one of them. What a push does otherwise
+is decided by a server of your own, in Rust: `gradlane_server::Handle`, as in `examples/kv_server`.
 """
 
 from __future__ import annotations
@@ -20,12 +26,14 @@ import ctypes
 import dataclasses
 import itertools
 import operator
+import os
+import signal
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
 
-from gradlane import _buffers, _session, parameters
+from gradlane import _buffers, _core, _session, parameters
 from gradlane._arguments import check_priority, check_timeout
 from gradlane._buffers import ITEM_BYTES, Buffer, HostBuffer
 from gradlane._handle import Handle, begin_all, joined
@@ -34,7 +42,7 @@ from gradlane._overlaps import check_apart, uses_of
 from gradlane.errors import Error, FailedPreconditionError, InvalidArgumentError, MismatchError
 from gradlane.parameters import Version
 
-__all__ = ["KVWorker"]
+__all__ = ["KVServer", "KVWorker"]
 
 KEY_MAX = 2**64 - 1
 OPEN_MAX = 1024
@@ -260,6 +268,53 @@ class KVWorker:
 
     def _name(self, key: int) -> str:
         return f"kv/{self.app}/{key}"
+
+
+class KVServer:
+    """A server of a job in this process, for scripts that all roles of the job run.
+
+    It is the same as the command `gradlane server`: the job is found by the same variables, such as `DMLC_ROLE=server`,
+    `DMLC_PS_ROOT_URI` and `DMLC_PS_ROOT_PORT`, and pushes are added, as ps-lite's `KVServerDefaultHandle` does. A handle of
+    your own is written in Rust: see `examples/kv_server`.
+    """
+
+    def __init__(self, *, config: Mapping[str, object] | None = None) -> None:
+        """Describes the server; nothing runs yet.
+
+        Args:
+            config: settings by name, besides those of the environment.
+        """
+        self._settings = {name: str(value) for name, value in (config or {}).items()}
+
+    def run(self) -> None:
+        """Serve until the job ends.
+
+        Call it in the main thread. SIGTERM ends the server, and then this raises SystemExit with 143, with which the command
+        would end; after Ctrl-C it raises KeyboardInterrupt.
+
+        Raises:
+            FailedPreconditionError: this process is a worker, or its environment names another role than a server.
+            ConfigError: a setting is wrong.
+            UnavailableError: the coordinator was not reached.
+            NotFormedError: the job did not form in time.
+            Error: the job failed.
+            SystemExit: a signal ended the server, or the job failed and its launcher tells why.
+        """
+        _session.refuse_in_fork()
+        if _session.is_initialized():
+            raise FailedPreconditionError("this process is a worker, because it has called init(); run a server in another one")
+        for variable in ("GRADLANE_ROLE", "DMLC_ROLE"):
+            if (role := os.environ.get(variable) or "server") != "server":
+                raise FailedPreconditionError(f"{variable} is {role}; call KVServer().run() only where it is server")
+        before = signal.getsignal(signal.SIGTERM)
+        try:
+            code = _core.serve(self._settings)
+        finally:
+            # The server leaves a handler behind that ignores the signal. A handler that is not Python's cannot be put back.
+            if before is not None and threading.current_thread() is threading.main_thread():
+                signal.signal(signal.SIGTERM, before)
+        if code:
+            raise SystemExit(code)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

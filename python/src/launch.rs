@@ -20,6 +20,7 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(unwrap_join, module)?)?;
     module.add_function(wrap_pyfunction!(config_report, module)?)?;
     module.add_function(wrap_pyfunction!(step_timeout, module)?)?;
+    module.add_function(wrap_pyfunction!(serve, module)?)?;
     module.add_function(wrap_pyfunction!(cli_main, module)?)
 }
 
@@ -120,6 +121,13 @@ fn config_report(py: Python<'_>, arguments: Settings) -> PyResult<String> {
 #[pyfunction]
 fn step_timeout(py: Python<'_>, arguments: Settings) -> PyResult<f64> {
     config(&arguments).map(|config| config.step_timeout.as_secs_f64()).map_err(|error| errors::raise(py, &error))
+}
+
+/// Runs a server of a job in this process until the job ends. Returns 0, or the exit code of a signal that ended it, or of a job whose
+/// failure its launcher tells.
+#[pyfunction]
+fn serve(py: Python<'_>, settings: Settings) -> PyResult<i32> {
+    py.detach(|| gradlane_server::cli::serve(settings, None)).map_err(|error| errors::raise(py, &error))
 }
 
 /// Runs the `gradlane` command with these arguments, of which the first is its name; returns its exit code.

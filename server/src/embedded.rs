@@ -11,6 +11,7 @@ use gradlane_core::{Error, Result};
 
 use crate::coordinator::CoordinatorConfig;
 use crate::coordinator::driver::CoordinatorNode;
+use crate::handle::Handle;
 use crate::node::{Server, ServerOptions};
 
 /// What to embed.
@@ -37,6 +38,14 @@ impl Embedded {
     /// # Errors
     /// [`Error::Io`] if an address cannot be bound.
     pub fn start(options: EmbeddedOptions) -> Result<Self> {
+        Self::start_with(options, None)
+    }
+
+    /// The same with a handle for keys of `KVWorker`, if there is one.
+    ///
+    /// # Errors
+    /// As [`start`](Self::start).
+    pub fn start_with(options: EmbeddedOptions, handle: Option<&Arc<dyn Handle>>) -> Result<Self> {
         let Self { coordinator, exporter, .. } = Self::start_coordinator(&options)?;
         let EmbeddedOptions { config, workers: _, servers } = options;
         let host = config.bind.rsplit_once(':').map_or("127.0.0.1", |(host, _)| host);
@@ -44,12 +53,13 @@ impl Embedded {
         let join = coordinator.join_string();
         let servers = (0..servers)
             .map(|index| {
-                Server::start(ServerOptions {
+                let options = ServerOptions {
                     config: config.clone(),
                     coordinator: join.address.clone(),
                     credentials: Arc::new(coordinator.credentials(Role::Server)?),
                     index: Some(index),
-                })
+                };
+                Server::start_with(options, handle.cloned())
             })
             .collect::<Result<Vec<_>>>()?;
         if let Some(exporter) = &*exporter.lock().unwrap_or_else(PoisonError::into_inner) {

@@ -1,6 +1,10 @@
 //! Gradlane's aggregation server and coordinator, as a library that embeds them and as the `gradlane-server` binary.
 //!
+//! A server of one's own gives a [`handle`] to [`run_server_with`].
+//!
 //! [`node`] is a summation server, [`coordinator`] decides who is in the job. Both write [`checkpoint`]s. [`launch`], [`doctor`] and [`cli`] are what people start.
+
+pub mod handle;
 
 pub mod checkpoint;
 pub mod coordinator;
@@ -32,5 +36,7 @@ mod trusted_file;
 
 pub(crate) use gradlane_core::local::private_file;
 
+pub use cli::run_server_with;
 pub use embedded::{Embedded, EmbeddedOptions};
+pub use handle::Handle;
 pub use node::{Server, ServerOptions, ServerState};

@@ -52,6 +52,19 @@ pub enum Update {
     Step,
 }
 
+impl Access {
+    /// Whether a server may leave it to the handle of its user, if the parameter is a key of a `KVWorker`: what `KVWorker` does.
+    pub const fn is_handled(self) -> bool {
+        match self {
+            Self::Push(Update::Add) | Self::PushPull(Update::Add) | Self::Pull => true,
+            Self::Init
+            | Self::Push(Update::Assign | Update::Step)
+            | Self::PushPull(Update::Assign | Update::Step)
+            | Self::PullAverage(_) => false,
+        }
+    }
+}
+
 impl Demand {
     /// Refuses what has no meaning for `tensor`.
     ///

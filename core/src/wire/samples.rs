@@ -10,7 +10,7 @@ use super::{
 use crate::error::{Claim, ERRORS, Error, ErrorKind, FieldSource, Tensors};
 use crate::types::{
     Access, Address, Average, CheckpointAsk, Checkpointed, ClockKey, ClockStep, Closing, CodecSpec, DType, Effect,
-    Encoding, Epoch, Fate, Half, Holdings, Incarnation, LoadAsk, MachineId, Member, Missing, Mode, NodeId, Op,
+    Encoding, Epoch, Fate, Half, Holdings, Incarnation, KeyPart, LoadAsk, MachineId, Member, Missing, Mode, NodeId, Op,
     Optimizer, Order, PartId, PartLayout, Participants, Passage, Phase, Piece, Plan, Process, Role, Round, Rule,
     SaveAsk, Scheme, ServerId, Span, Squares, StepReport, StoreAnswer, StoreAsk, SumId, TableFile, Task, TensorKey,
     TensorKind, TensorSpec, Tick, Ticked, Time, Update, Version, View, Wiring, WorkerId, WorkerSet, WorkersKey,
@@ -292,6 +292,7 @@ pub fn headers() -> Vec<Header> {
         mode: Mode::ASYNC,
         clock_at: 0,
         basis: Version(0),
+        key: None,
         sent: Sent::Whole { checksum: Some(0xdead_beef) },
     };
     let effect = Effect::accepted(Version(5));
@@ -349,6 +350,7 @@ pub fn headers() -> Vec<Header> {
             ..part_use
         }),
         Header::Value(Value { effect: Effect { fate: Fate::Scaled, lag: 9, ..effect }, ..value }),
+        Header::Use(Use { key: Some(KeyPart { app: 3, key: u64::MAX, offset: 4096 }), ..part_use }),
     ]
 }
 

@@ -3,7 +3,7 @@
 use super::machine::Worker;
 use super::records::Record;
 use crate::sched::{Attempt, Task, TaskId};
-use crate::types::{Access, Defect, Effect, Round, planted};
+use crate::types::{Access, Defect, Effect, KeyPart, PartLayout, Round, planted};
 use crate::wire::{Sent, Target, Use};
 
 impl Worker {
@@ -29,8 +29,15 @@ impl Worker {
             mode: part.layout.kind.mode(),
             clock_at,
             basis: self.read.of(task.part),
+            key: if access.is_handled() { self.key_of(&part.layout) } else { None },
             sent,
         }
+    }
+
+    /// The place of a part in the value of a key; `None` if it is no part of a key. A parameter shares its parts with no other.
+    fn key_of(&self, layout: &PartLayout) -> Option<KeyPart> {
+        let [piece] = layout.pieces.as_slice() else { return None };
+        KeyPart::of(self.registry.name_of(piece.tensor)?, piece.span.offset)
     }
 
     /// Notes what the use of a part has come to.

@@ -4,9 +4,12 @@
 //! [`crate::launch`] a whole one, [`status`] and [`crate::doctor`] report. All settings are knobs of [`gradlane_core::config`]; a flag is only
 //! a short name for one.
 
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
@@ -17,6 +20,7 @@ use gradlane_core::{Result, collective, cuda, metrics};
 
 use crate::doctor;
 use crate::exit;
+use crate::handle::Handle;
 use crate::launch::rendezvous;
 use crate::launch::{self, Launch};
 
@@ -36,6 +40,57 @@ use settings::Settings;
 /// `program` is the command line that starts this same command again, such as `python -m gradlane.cli`; `gradlane run` starts its
 /// servers with it. Blocks as long as the role or job lives; SIGINT and SIGTERM end it.
 pub fn main(argv: impl Iterator<Item = OsString>, program: &[OsString]) -> i32 {
+    main_with(argv, program, None)
+}
+
+/// The whole `main` of a server of one's own: the program `gradlane-server`, whose servers leave pushes and pulls of keys of `KVWorker` to
+/// `handle`. It takes the same arguments and variables, such as `DMLC_ROLE=server`, ends by the same signals, and with the same codes.
+///
+/// ```no_run
+/// use gradlane_server::handle::{Failure, Handle, Request};
+///
+/// /// Keeps the largest element that was ever pushed.
+/// struct Max;
+///
+/// impl Handle for Max {
+///     fn push(&self, request: &Request, value: &mut [u8], pushed: &[u8]) -> Result<(), Failure> {
+///         request.update(value, pushed, f32::max)
+///     }
+/// }
+///
+/// fn main() -> std::process::ExitCode {
+///     gradlane_server::run_server_with(Max)
+/// }
+/// ```
+pub fn run_server_with(handle: impl Handle) -> ExitCode {
+    standalone(Some(Arc::new(handle)))
+}
+
+/// Runs the command line of this process as the program `gradlane-server` does, and returns its exit code. Without a subcommand it runs the
+/// role in `GRADLANE_ROLE` or `DMLC_ROLE`, or else a server, because BytePS's and ps-lite's launch scripts start one program for both.
+pub fn standalone(handle: Option<Arc<dyn Handle>>) -> ExitCode {
+    let mut argv: Vec<OsString> = std::env::args_os().collect();
+    let about_itself = |word: &OsString| matches!(word.to_str(), Some("-h" | "--help" | "-V" | "--version"));
+    let names_command = |word: &OsString| !word.to_string_lossy().starts_with('-');
+    if !argv.get(1).is_some_and(|word| about_itself(word) || names_command(word)) {
+        argv.insert(1.min(argv.len()), "serve".into());
+    }
+    // The path of this program; if it is unknown, the name under which it was called.
+    let this = std::env::current_exe().map_or_else(|_| argv[0].clone(), OsString::from);
+    // Codes are below 256: those of the table, and those of a shell.
+    u8::try_from(main_with(argv.into_iter(), &[this], handle)).map_or(ExitCode::FAILURE, ExitCode::from)
+}
+
+/// Runs a server of a job in this process, with the settings of the environment and these, until its job ends. The code is 0, or that of the
+/// signal that ended it.
+///
+/// # Errors
+/// Why it could not start, or why the job failed.
+pub fn serve(settings: BTreeMap<String, String>, handle: Option<Arc<dyn Handle>>) -> Result<i32> {
+    roles::run(ProcessRole::Server, settings::load(settings, Some(ProcessRole::Server))?, handle)
+}
+
+fn main_with(argv: impl Iterator<Item = OsString>, program: &[OsString], handle: Option<Arc<dyn Handle>>) -> i32 {
     let cli = match Cli::try_parse_from(short_np(argv.collect())) {
         Ok(cli) => cli,
         Err(error) => {
@@ -44,7 +99,7 @@ pub fn main(argv: impl Iterator<Item = OsString>, program: &[OsString]) -> i32 {
             return error.exit_code();
         }
     };
-    cli.command.run(program).unwrap_or_else(|error| {
+    cli.command.run(program, handle).unwrap_or_else(|error| {
         exit::complain(&error);
         exit::code(&error)
     })
@@ -108,6 +163,9 @@ struct Run {
     /// How often processes that fail are started again in all; with --elastic, and with on_worker_loss=wait, 100 times, if this is not given
     #[arg(long, value_name = "N")]
     restarts: Option<u32>,
+    /// The program of the servers, if it is one of your own
+    #[arg(long, value_name = "PROGRAM")]
+    server_program: Option<OsString>,
     /// The worker's command line
     #[arg(trailing_var_arg = true, required = true, value_name = "PROGRAM")]
     worker: Vec<OsString>,
@@ -173,13 +231,13 @@ struct Doctor {
 }
 
 impl Command {
-    fn run(self, program: &[OsString]) -> Result<i32> {
+    fn run(self, program: &[OsString], handle: Option<Arc<dyn Handle>>) -> Result<i32> {
         match self {
-            Self::Run(run) => run.launch(program),
-            Self::Server(settings) => live(ProcessRole::Server, &settings),
-            Self::Coordinator(settings) => live(ProcessRole::Coordinator, &settings),
-            Self::Both(settings) => live(ProcessRole::Both, &settings),
-            Self::Serve(settings) => live(settings.role()?, &settings),
+            Self::Run(run) => run.launch(program, handle.is_some()),
+            Self::Server(settings) => live(ProcessRole::Server, &settings, handle),
+            Self::Coordinator(settings) => live(ProcessRole::Coordinator, &settings, handle),
+            Self::Both(settings) => live(ProcessRole::Both, &settings, handle),
+            Self::Serve(settings) => live(settings.role()?, &settings, handle),
             Self::Status(Status { settings, json, watch }) => {
                 let config = settings.load(Some(ProcessRole::Server))?;
                 let show = |answers: &[status::Answer]| {
@@ -230,22 +288,25 @@ impl Command {
     }
 }
 
-fn live(role: ProcessRole, settings: &Settings) -> Result<i32> {
-    roles::run(role, settings.load(Some(role))?)
+fn live(role: ProcessRole, settings: &Settings, handle: Option<Arc<dyn Handle>>) -> Result<i32> {
+    roles::run(role, settings.load(Some(role))?, handle)
 }
 
 impl Run {
-    fn launch(self, program: &[OsString]) -> Result<i32> {
+    /// `is_own` says that this command is a user's server with a handle. The launcher embeds no server where the user has an own one.
+    fn launch(self, program: &[OsString], is_own: bool) -> Result<i32> {
         let settings = self.settings.arguments()?;
         let config = self.settings.load(Some(ProcessRole::Both))?;
+        let given = self.server_program.map(|program| [program]);
+        let servers_min = u32::from(is_own || given.is_some());
         launch::run(&Launch {
             workers: config.size.unwrap_or(1),
-            servers: config.servers,
+            servers: config.servers.max(servers_min),
             restarts: self.restarts.unwrap_or(if config.takes_newcomers() { launch::RESTARTS } else { 0 }),
             config,
             settings,
             failure_grace: Duration::from_secs(self.grace.into()),
-            program,
+            program: given.as_ref().map_or(program, |given| given),
             worker: &self.worker,
         })
     }
@@ -293,8 +354,6 @@ fn short_np(mut argv: Vec<OsString>) -> Vec<OsString> {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
-
     use clap::CommandFactory;
 
     use super::*;
@@ -337,6 +396,7 @@ mod tests {
             ("gradlane run --workers=2 prog -s 9", Some("2"), None, "prog -s 9"),
             ("gradlane run -n2 -o bind=127.0.0.1:0 prog -np 7", Some("2"), None, "prog -np 7"),
             ("gradlane run --elastic 2:4 --restarts 3 -np 2 prog -np 7", Some("2"), None, "prog -np 7"),
+            ("gradlane run --server-program ./kv -np 2 prog -np 7", Some("2"), None, "prog -np 7"),
             ("gradlane run -- prog -np 7", None, None, "prog -np 7"),
         ] {
             let Command::Run(run) = parse(line) else { panic!("{line}") };

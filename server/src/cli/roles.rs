@@ -20,6 +20,7 @@ use crate::coordinator::CoordinatorConfig;
 use crate::coordinator::driver::CoordinatorNode;
 use crate::embedded::{Embedded, EmbeddedOptions};
 use crate::exit;
+use crate::handle::Handle;
 use crate::launch::entering::Found;
 use crate::launch::rendezvous::{self, Published};
 use crate::launch::running::Listed;
@@ -27,19 +28,19 @@ use crate::node::{Server, ServerOptions, ServerState};
 use crate::private_file;
 use crate::signals::Interrupts;
 
-/// Runs a role until its job ends or a signal comes, and returns the exit code.
+/// Runs a role until its job ends or a signal comes, and returns the exit code. Its servers have the `handle`, if there is one.
 ///
 /// # Errors
 /// Why it could not start, or why the job failed.
-pub(super) fn run(role: ProcessRole, config: Config) -> Result<i32> {
+pub(super) fn run(role: ProcessRole, config: Config, handle: Option<Arc<dyn Handle>>) -> Result<i32> {
     let (signals, interrupts) = unbounded();
     let _watch = Interrupts::watch(move |signal| {
         let _ = signals.send(signal);
     })?;
     match role {
-        ProcessRole::Server => live(move || start_server(config), &interrupts),
+        ProcessRole::Server => live(move || start_server(config, handle), &interrupts),
         ProcessRole::Coordinator => live(move || start_coordinator(config), &interrupts),
-        ProcessRole::Both => live(move || start_both(config), &interrupts),
+        ProcessRole::Both => live(move || start_both(config, handle.as_ref()), &interrupts),
         ProcessRole::Worker => Err(Error::Config {
             knob: "role".to_owned(),
             problem: "is worker".to_owned(),
@@ -54,13 +55,13 @@ struct Serving {
     exporter: Option<Arc<Exporter>>,
 }
 
-fn start_server(config: Config) -> Result<Serving> {
+fn start_server(config: Config, handle: Option<Arc<dyn Handle>>) -> Result<Serving> {
     let patience = config.join_timeout;
     let exporter = Exporter::by_settings(&config)?;
     let (join, credentials) = Found::by_settings(&config, patience)?.enrol(&config, Role::Server, patience)?;
     let index = config.server_index;
-    let server =
-        Server::start(ServerOptions { config, coordinator: join.address, credentials: Arc::new(credentials), index })?;
+    let options = ServerOptions { config, coordinator: join.address, credentials: Arc::new(credentials), index };
+    let server = Server::start_with(options, handle)?;
     let serving = Serving { server: Mutex::new(Arc::new(server)), exporter };
     serving.show();
     Ok(serving)
@@ -197,7 +198,7 @@ struct Joint {
     _listed: Option<Listed>,
 }
 
-fn start_both(config: Config) -> Result<Joint> {
+fn start_both(config: Config, handle: Option<&Arc<dyn Handle>>) -> Result<Joint> {
     let (config, workers) = decider(config)?;
     let servers = config.servers.max(1);
     if config.resume {
@@ -210,7 +211,7 @@ fn start_both(config: Config) -> Result<Joint> {
     if let Some(state_dir) = config.state_dir.as_deref() {
         rendezvous::check_free(state_dir, &config.job)?;
     }
-    let embedded = Embedded::start(EmbeddedOptions { config: config.clone(), workers, servers })?;
+    let embedded = Embedded::start_with(EmbeddedOptions { config: config.clone(), workers, servers }, handle)?;
     let listed = Listed::here(&config, embedded.join_string());
     let announced = announce(embedded.join_string(), &config)?;
     Ok(Joint { embedded, workers, servers, stall_warn: config.stall_warn, _announced: announced, _listed: listed })
@@ -333,7 +334,7 @@ mod tests {
         let workers_only = config(&[("GRADLANE_SIZE", "2")]);
         assert!(matches!(start_coordinator(workers_only), Err(Error::Config { knob, .. }) if knob == "servers"));
         let resumed = config(&[("GRADLANE_SIZE", "2"), ("GRADLANE_RESUME", "true")]);
-        assert!(matches!(start_both(resumed), Err(Error::Config { knob, .. }) if knob == "resume"));
+        assert!(matches!(start_both(resumed, None), Err(Error::Config { knob, .. }) if knob == "resume"));
     }
 
     #[test]

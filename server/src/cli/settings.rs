@@ -98,17 +98,7 @@ impl Settings {
 
     /// Loads the settings of this process for `role`, whatever role the environment names, and starts its log.
     pub(super) fn load(&self, role: Option<ProcessRole>) -> Result<Config> {
-        let mut arguments = self.arguments()?;
-        if let Some(role) = role {
-            arguments.insert("role".to_owned(), role.name().to_owned());
-        }
-        let (config, warnings) = Config::from_process(&arguments)?;
-        log::start(&config)?;
-        let warnings = warnings.iter().map(ToString::to_string);
-        for warning in warnings.chain(process::why_machine_is_unknown(&config)) {
-            tracing::warn!("{warning}");
-        }
-        Ok(config)
+        load(self.arguments()?, role)
     }
 
     /// The role that the settings name; a server if they name none.
@@ -120,6 +110,20 @@ impl Settings {
             Ok(_) | Err(_) => ProcessRole::Server,
         })
     }
+}
+
+/// Loads these settings of this process for `role`, whatever role the environment names, and starts its log.
+pub(super) fn load(mut arguments: BTreeMap<String, String>, role: Option<ProcessRole>) -> Result<Config> {
+    if let Some(role) = role {
+        arguments.insert("role".to_owned(), role.name().to_owned());
+    }
+    let (config, warnings) = Config::from_process(&arguments)?;
+    log::start(&config)?;
+    let warnings = warnings.iter().map(ToString::to_string);
+    for warning in warnings.chain(process::why_machine_is_unknown(&config)) {
+        tracing::warn!("{warning}");
+    }
+    Ok(config)
 }
 
 #[cfg(test)]

@@ -33,7 +33,7 @@ pub struct Launch<'a> {
     pub restarts: u32,
     /// How long the other processes may take to end by themselves after one has failed.
     pub failure_grace: Duration,
-    /// The command line that starts this command again.
+    /// The command line that starts a server, with the word `server` behind it: this command again, or the user's own program.
     pub program: &'a [OsString],
     /// The command line of a worker.
     pub worker: &'a [OsString],

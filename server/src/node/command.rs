@@ -11,7 +11,7 @@ mod archive;
 mod parameter;
 
 pub use self::archive::{Archive, Archived, Errand};
-pub use self::parameter::{Change, ValueStep, ValueUpload};
+pub use self::parameter::{Change, KeyUse, ValueStep, ValueUpload};
 
 /// The sum of one round of one part, from its first byte to its last reader.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]

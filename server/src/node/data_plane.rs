@@ -24,6 +24,7 @@ use gradlane_core::types::{ExchangeId, Time};
 use gradlane_core::wire::Request;
 use gradlane_core::wire::frame::{Progress, Stall};
 
+use crate::handle::Handle;
 use crate::node::accumulator::SumResources;
 use crate::node::archive::{Archivist, Done};
 use crate::node::command::{Command, Receipt, Route, Shortage, Step, Work};
@@ -61,13 +62,14 @@ pub(crate) struct DataPlane {
 impl DataPlane {
     /// A data plane without a listener: see [`DataPlane::attach`].
     ///
-    /// Checkpoints are below `checkpoint_dir`.
+    /// Checkpoints are below `checkpoint_dir`. A `handle` does what the users of keys ask.
     pub(crate) fn new(
         config: NodeConfig,
         sum_threads: NonZeroUsize,
         pool: Pool,
         clock: Clock,
         checkpoint_dir: Option<PathBuf>,
+        handle: Option<&Arc<dyn Handle>>,
     ) -> Result<Arc<Self>> {
         let kernels = Kernels::detect();
         let stats = Arc::new(ServerMetrics::default());
@@ -117,7 +119,7 @@ impl DataPlane {
             }),
         };
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let lanes = SumLanes::new(sum_threads, inline_bytes_max(cores), &resources, outlets)?;
+        let lanes = SumLanes::new(sum_threads, inline_bytes_max(cores), &resources, handle, outlets)?;
         let timed = Arc::downgrade(&plane);
         let timer = Timer::start("gl-aggregate", clock, move |_| {
             // The next deadline is armed by `with` itself.

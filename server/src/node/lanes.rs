@@ -25,6 +25,7 @@ use gradlane_core::transport::Outgoing;
 use gradlane_core::types::{ExchangeId, PartId};
 
 use crate::checkpoint::FrozenPart;
+use crate::handle::Handle;
 use crate::node::accumulator::SumResources;
 use crate::node::command::{Receipt, Route, Work};
 use crate::node::event::Event;
@@ -116,6 +117,7 @@ impl SumLanes {
         threads: NonZeroUsize,
         inline_bytes_max: usize,
         resources: &SumResources,
+        handle: Option<&Arc<dyn Handle>>,
         outlets: Outlets,
     ) -> Result<Self> {
         let mut this = Self { lanes: Vec::new(), threads: Vec::new(), inline_bytes_max };
@@ -126,7 +128,7 @@ impl SumLanes {
                 bell: Condvar::new(),
                 waiting_bytes: AtomicUsize::new(0),
                 waiting_jobs: AtomicUsize::new(0),
-                store: Mutex::new(Store::new(resources.clone())),
+                store: Mutex::new(Store::new(resources.clone()).with_handle(handle.cloned())),
                 outlets: Arc::clone(&outlets),
             });
             let work = Arc::clone(&lane);
@@ -233,7 +235,12 @@ impl Lane {
         loop {
             let mut told = Vec::new();
             let mut say = |event| match event {
-                Event::Send(outgoing) => (self.outlets.send)(outgoing),
+                Event::Send(outgoing) => {
+                    if let Outgoing::Reject { exchange, error, .. } = &outgoing {
+                        tracing::debug!(exchange = exchange.0, %error, "a value or a sum cannot be given");
+                    }
+                    (self.outlets.send)(outgoing);
+                }
                 Event::Receipt { route, exchange, receipt } => told.push(Told::Receipt { route, exchange, receipt }),
                 Event::Squares { part, round, sum } => told.push(Told::Squares { part, round, sum }),
                 Event::Frozen { order, part, frozen } => (self.outlets.archive)(order, part, frozen),
@@ -375,7 +382,7 @@ mod tests {
             tell: Box::new(move |told| ear.send(told).unwrap_or_default()),
             archive: Box::new(|_, _, _| unreachable!("nothing is frozen")),
         };
-        (SumLanes::new(NonZeroUsize::new(threads).unwrap(), inline, &resources, outlets).unwrap(), sent, told)
+        (SumLanes::new(NonZeroUsize::new(threads).unwrap(), inline, &resources, None, outlets).unwrap(), sent, told)
     }
 
     /// A sealed sum with one sender and one reader.

@@ -19,6 +19,7 @@ use gradlane_core::types::{Address, Role, Scheme};
 use gradlane_core::wire::limits;
 use gradlane_core::{Error, Result};
 
+use crate::handle::Handle;
 use crate::memory_limit;
 use crate::node::config::NodeConfig;
 use crate::node::data_plane::DataPlane;
@@ -40,6 +41,7 @@ pub struct ServerOptions {
 /// A server from its start to its end: see [`ServerState`]. [`Server::start`] returns in `Joining`; one that has ended does not start again.
 pub struct Server {
     options: ServerOptions,
+    handle: Option<Arc<dyn Handle>>,
     addresses: Vec<Address>,
     plane: Arc<DataPlane>,
     membership: Arc<Mutex<Membership>>,
@@ -53,6 +55,14 @@ impl Server {
     /// # Errors
     /// [`Error::Io`] if the address cannot be bound, [`Error::InvalidArgument`] if it is too long to be announced.
     pub fn start(options: ServerOptions) -> Result<Self> {
+        Self::start_with(options, None)
+    }
+
+    /// The same with a handle for keys of `KVWorker`, if there is one.
+    ///
+    /// # Errors
+    /// As [`start`](Self::start).
+    pub fn start_with(options: ServerOptions, handle: Option<Arc<dyn Handle>>) -> Result<Self> {
         // Sums and values lie in memory that workers of this machine can map, if shared memory is in use.
         let backing = Arc::new(SharedBacking::new());
         let pool = if options.config.transport.allows(Scheme::Shm) {
@@ -60,7 +70,7 @@ impl Server {
         } else {
             Pool::new()
         };
-        Self::start_at(options, pool, |ServerOptions { config, credentials, .. }, plane| {
+        Self::start_at(options, handle, pool, |ServerOptions { config, credentials, .. }, plane| {
             let copies = Copies::counted_in(&plane.stats.copied_bytes);
             router::bind(config, credentials, &backing, &copies, plane.inbox())
         })
@@ -71,7 +81,7 @@ impl Server {
     /// # Errors
     /// [`Error::Io`] if the system gives no thread.
     pub fn start_in(options: ServerOptions, network: &MemNetwork) -> Result<Self> {
-        Self::start_at(options, Pool::new(), |ServerOptions { credentials, .. }, plane| {
+        Self::start_at(options, None, Pool::new(), |ServerOptions { credentials, .. }, plane| {
             let node = credentials.node();
             network.listen(&node.to_string(), node, plane.inbox())
         })
@@ -79,6 +89,7 @@ impl Server {
 
     fn start_at(
         options: ServerOptions,
+        handle: Option<Arc<dyn Handle>>,
         pool: Pool,
         listen: impl FnOnce(&ServerOptions, &Arc<DataPlane>) -> Result<Listener>,
     ) -> Result<Self> {
@@ -99,7 +110,8 @@ impl Server {
             defect: None,
         };
         let sum_threads = NonZeroUsize::new(config.sum_threads_or_cores()).unwrap_or(NonZeroUsize::MIN);
-        let plane = DataPlane::new(node, sum_threads, pool, clock, config.checkpoint_dir.clone())?;
+        let directory = config.checkpoint_dir.clone();
+        let plane = DataPlane::new(node, sum_threads, pool, clock, directory, handle.as_ref())?;
         let listener = listen(&options, &plane)?;
         let ServerOptions { config, coordinator, credentials, index } = options.clone();
         let mut member = MemberConfig { requested: index, ..process::member(Role::Server, &config) };
@@ -117,7 +129,7 @@ impl Server {
         )?;
         plane.attach(listener, membership.reporter());
         let membership = Arc::new(Mutex::new(membership));
-        Ok(Self { options, addresses, plane, membership, exposure: Mutex::default() })
+        Ok(Self { options, handle, addresses, plane, membership, exposure: Mutex::default() })
     }
 
     /// Where it accepts exchanges from other machines, `host:port`.
@@ -172,7 +184,7 @@ impl Server {
             return Ok(None);
         }
         self.stop(FAREWELL);
-        Self::start(self.options.clone()).map(Some)
+        Self::start_with(self.options.clone(), self.handle.clone()).map(Some)
     }
 
     /// Stops gently, and returns whether nothing was left open.

@@ -3,9 +3,12 @@
 //! Knows neither threads nor sockets. Its driver (`lanes`, or the simulation) hands it steps and received bytes, and carries out the
 //! [`Event`]s that come of them.
 
+use std::sync::Arc;
+
 use gradlane_core::types::{ExchangeId, PartId};
 
 use crate::checkpoint::FrozenPart;
+use crate::handle::Handle;
 use crate::node::accumulator::SumResources;
 use crate::node::command::{Route, Work};
 use crate::node::event::Event;
@@ -23,6 +26,12 @@ impl Store {
     /// Nothing.
     pub fn new(resources: SumResources) -> Self {
         Self { sums: Sums::new(resources.clone()), values: Values::new(resources) }
+    }
+
+    /// The same with a handle for keys of `KVWorker`, if there is one.
+    #[must_use]
+    pub fn with_handle(self, handle: Option<Arc<dyn Handle>>) -> Self {
+        Self { values: self.values.with_handle(handle), ..self }
     }
 
     /// Carries out a step. Results go to `say`.

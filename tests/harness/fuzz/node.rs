@@ -5,6 +5,7 @@
 //! The bodies of f32 sums say who sent them and for which round, so every byte of a sum is checked.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -20,6 +21,7 @@ use gradlane_core::types::{
 use gradlane_core::wire::{
     About, Contribute, Contribution, Contributors, Header, Reply, Request, Response, Sum, Target, reject, samples,
 };
+use gradlane_server::handle::DefaultHandle;
 use gradlane_server::node::Node;
 use gradlane_server::node::accumulator::SumResources;
 use gradlane_server::node::command::{Archive, Command, Receipt, Route, Step, ValueStep, Work};
@@ -118,7 +120,7 @@ impl World {
         }
         Self {
             node,
-            store: Store::new(resources),
+            store: Store::new(resources).with_handle((chosen & 4 != 0).then(|| Arc::new(DefaultHandle) as _)),
             now: Time(1),
             view,
             links: BTreeMap::new(),

@@ -135,6 +135,7 @@ fn pull_of(target: Target) -> Use {
         mode: Mode::ASYNC,
         clock_at: 0,
         basis: Version(0),
+        key: None,
         sent,
     }
 }

@@ -2,7 +2,7 @@
 
 use super::about::{About, Service};
 use super::sum::Target;
-use crate::types::{Access, DType, Effect, Mode, Rule, Version};
+use crate::types::{Access, DType, Effect, KeyPart, Mode, Rule, Version};
 
 /// A worker's use of a part of a parameter.
 ///
@@ -29,6 +29,8 @@ pub struct Use {
     pub clock_at: u64,
     /// The version from which a change was computed: the latest one that this worker has read. 0 if it has read none.
     pub basis: Version,
+    /// Of a key of a `KVWorker`: which part of its value. Only with an access that a [handle](Access::is_handled) may do.
+    pub key: Option<KeyPart>,
     /// What follows.
     pub sent: Sent,
 }

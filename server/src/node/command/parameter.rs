@@ -1,6 +1,6 @@
 //! The steps of the part of a parameter.
 
-use gradlane_core::types::{Average, DType, ExchangeId, Rule, Version, WorkerId};
+use gradlane_core::types::{Average, DType, ExchangeId, KeyPart, Rule, Version, WorkerId};
 use gradlane_core::wire::Value;
 
 /// A step in the life of a part: `Receive`, then `Change`, `Keep` or `Forget`, for any number of exchanges at once, with `Answer`, `Merge`,
@@ -32,6 +32,8 @@ pub enum ValueStep {
         global_step: Option<u64>,
         /// The version of the value before, if that is kept for a compensation.
         keeps: Option<Version>,
+        /// Of an addition to a key: what the handle of the server's user is told, if there is one.
+        key: Option<KeyUse>,
     },
     /// Keep this version no more.
     Release {
@@ -85,6 +87,8 @@ pub enum ValueStep {
         exchange: ExchangeId,
         /// The average that goes in place of the value.
         average: Option<Average>,
+        /// Of a pull of a key: what the handle of the server's user is told, if there is one.
+        key: Option<KeyUse>,
         /// Complete.
         header: Value,
     },
@@ -114,6 +118,17 @@ pub struct ValueUpload {
     pub block_bytes: u64,
     /// CRC-32C of it, if the worker computed it.
     pub checksum: Option<u32>,
+}
+
+/// A worker's use of a part of a key.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct KeyUse {
+    /// The worker.
+    pub worker: WorkerId,
+    /// The element type of the part.
+    pub dtype: DType,
+    /// The key, and which part of its value it is.
+    pub key: KeyPart,
 }
 
 /// How a change makes the next value.

@@ -235,7 +235,7 @@ impl Played {
 }
 
 fn plane(config: NodeConfig) -> Arc<DataPlane> {
-    DataPlane::new(config, NonZeroUsize::new(2).unwrap(), Pool::new(), Clock::start(), None).unwrap()
+    DataPlane::new(config, NonZeroUsize::new(2).unwrap(), Pool::new(), Clock::start(), None, None).unwrap()
 }
 
 fn part(round: u64) -> Contribute {

@@ -15,7 +15,7 @@ use super::bases::{Bases, Released};
 use super::orders::Checkpoints;
 use super::refusals::value_lost;
 use crate::node::budget::Budget;
-use crate::node::command::{Change, Command, Receipt, ValueStep, Work};
+use crate::node::command::{Change, Command, KeyUse, Receipt, ValueStep, Work};
 use crate::node::config::NodeConfig;
 use crate::node::membership::{Membership, Sender, Succession, rejection};
 
@@ -326,6 +326,7 @@ impl Parameters {
                     factor,
                     global_step,
                     keeps,
+                    key: key_use(sender, &header).filter(|_| change == Change::Add),
                 }
             }
             None => ValueStep::Forget { exchange },
@@ -383,9 +384,11 @@ impl Parameters {
     pub(super) fn answer(&mut self, exchange: ExchangeId, header: &Use, effect: Effect) {
         let part_bytes = if header.access.receives() { header.part_bytes } else { 0 };
         let epoch = self.membership.as_ref().map_or(header.target.epoch, |ours| ours.epoch);
+        let sender = self.exchanges.get(&exchange).map(|exchange| exchange.sender);
+        let key = sender.filter(|_| header.access.receives()).and_then(|sender| key_use(sender, header));
         let (target, average) = (Target { epoch, ..header.target }, header.access.average());
         let header = Value { target, effect, part_bytes, checksum: header.is_checked() && part_bytes > 0 };
-        self.step(target.part, ValueStep::Answer { exchange, average, header });
+        self.step(target.part, ValueStep::Answer { exchange, average, key, header });
     }
 
     /// An exchange is over. What it has brought of a change that was not done goes. So does a part that has no value and to which nobody
@@ -438,4 +441,9 @@ impl Parameters {
     fn say_reject(&mut self, exchange: ExchangeId, asked: About, error: Error) {
         self.commands.push_back(rejection(self.membership.as_deref(), exchange, asked, error));
     }
+}
+
+/// What a handle is told of a use; `None` if it is of no key.
+fn key_use(sender: Sender, header: &Use) -> Option<KeyUse> {
+    header.key.map(|key| KeyUse { worker: sender.worker, dtype: header.dtype, key })
 }

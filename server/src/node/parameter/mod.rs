@@ -25,6 +25,9 @@
 //! **Compensation.** If the mode compensates old gradients, the version that each worker was given last is kept, and a gradient must be of this
 //! version. It is refused otherwise: its worker has begun to read a later one, and did not take it.
 //!
+//! **Handles.** A server of one's own has a [`Handle`](crate::handle::Handle) that does the additions to the keys of `KVWorker`, and their
+//! pulls, in the step that would add or answer otherwise. Nothing is decided by it.
+//!
 //! **Memory.** Booked are: each value, also one that is kept for a compensation; each body that is on its way, or kept for its round; and for each answer with a value as many bytes again, until it was
 //! handed over, because it may hold the blocks of an earlier version.
 
@@ -41,6 +44,8 @@ mod values;
 mod checkpoint_tests;
 #[cfg(test)]
 mod compensation_tests;
+#[cfg(test)]
+mod handle_tests;
 #[cfg(test)]
 mod random_tests;
 #[cfg(test)]

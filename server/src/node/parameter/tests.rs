@@ -1,6 +1,7 @@
 //! The specification of parameters, one behaviour a test: the node and the memory together.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
 use std::time::Duration;
 
 use gradlane_core::cluster::MemberEvent;
@@ -15,6 +16,7 @@ use gradlane_core::types::{
 use gradlane_core::wire::{Request, Response, Sent, Target, Use, Value, checksum};
 
 use crate::checkpoint::FrozenPart;
+use crate::handle::Handle;
 use crate::node::accumulator::SumResources;
 use crate::node::aggregate::tests::{EPOCH, config, node, view};
 use crate::node::command::{Archive, Command, Route};
@@ -547,6 +549,18 @@ impl World {
         world
     }
 
+    /// A world whose server has this handle.
+    pub(super) fn with_handle(workers: u32, handle: Arc<dyn Handle>) -> Self {
+        let world = Self::of(workers);
+        Self { store: world.store.with_handle(Some(handle)), ..world }
+    }
+
+    /// All workers have undeclared a name, with all parts below an index.
+    pub(super) fn end_name(&mut self, key: TensorKey, below: u32) {
+        self.node.handle_member(MemberEvent::Ended { keys: vec![key], below });
+        self.settle();
+    }
+
     /// A header arrives.
     pub(crate) fn open(&mut self, rank: u32, header: Use) -> ExchangeId {
         self.exchanges += 1;
@@ -707,6 +721,7 @@ pub(crate) fn to_do(access: Access, round: u64) -> Use {
         mode: Mode::ASYNC,
         clock_at: 0,
         basis: Version(0),
+        key: None,
         sent,
     }
 }

@@ -4,7 +4,9 @@
 //! fresh blocks, to an addition the old value is added there, and then these blocks are the value.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
+use gradlane_core::error::Error;
 use gradlane_core::mem::{Frozen, Lease};
 use gradlane_core::reduce::{OptimizerState, accumulator_bytes};
 use gradlane_core::transport::Outgoing;
@@ -13,14 +15,21 @@ use gradlane_core::wire::{Response, Value as ValueHeader, checksum};
 
 use super::refusals::value_lost;
 use crate::checkpoint::FrozenPart;
+use crate::handle::Handle;
 use crate::node::accumulator::SumResources;
 use crate::node::command::{Change, Receipt, Route, ValueStep, ValueUpload};
 use crate::node::event::Event;
+
+mod handled;
+
+use handled::Handled;
 
 /// The values of some parts.
 #[derive(Debug)]
 pub struct Values {
     resources: SumResources,
+    /// Does the additions to keys, and their pulls.
+    handle: Option<Arc<dyn Handle>>,
     parts: BTreeMap<PartId, Part>,
 }
 
@@ -40,7 +49,12 @@ struct Part {
     merged: Option<(u64, Vec<Lease>)>,
 }
 
-/// `Absent ──first change──► Present ──a defect──► Lost`, which it is until the part is dropped.
+/// Until the part is dropped, or a checkpoint is restored:
+///
+/// ```text
+/// Absent ──first change──► Present ──a defect──► Lost
+///                             └──its handle fails in a push──► Failed
+/// ```
 #[derive(Default, Debug)]
 enum Value {
     #[default]
@@ -51,6 +65,8 @@ enum Value {
         checksum: Option<u32>,
     },
     Lost,
+    /// Bodies are still taken, and every use is answered with this error.
+    Failed(Error),
 }
 
 /// The body of a change, as far as it came.
@@ -67,7 +83,13 @@ struct Upload {
 impl Values {
     /// No values.
     pub fn new(resources: SumResources) -> Self {
-        Self { resources, parts: BTreeMap::new() }
+        Self { resources, handle: None, parts: BTreeMap::new() }
+    }
+
+    /// The same with a handle for keys, if there is one.
+    #[must_use]
+    pub fn with_handle(self, handle: Option<Arc<dyn Handle>>) -> Self {
+        Self { handle, ..self }
     }
 
     /// Carries out a step of a part. Results go to `say`.
@@ -80,7 +102,7 @@ impl Values {
                 part.uploads.insert(exchange, upload);
                 say_receipt(id, exchange, receipt, say);
             }
-            ValueStep::Change { exchange, dtype, rule, change, compensation, factor, global_step, keeps } => {
+            ValueStep::Change { exchange, dtype, rule, change, compensation, factor, global_step, keeps, key } => {
                 let Some(part) = self.parts.get_mut(&id) else { return };
                 let Some(mut upload) = part.uploads.remove(&exchange) else { return };
                 if let Some((kappa, basis)) = compensation {
@@ -92,7 +114,12 @@ impl Values {
                 if factor != 1.0 {
                     upload.blocks.iter_mut().for_each(|block| self.resources.kernels.scale(dtype, factor, block));
                 }
-                part.change(&self.resources, dtype, rule, (change, global_step), upload.blocks);
+                match self.handle.as_deref().zip(key) {
+                    Some((handle, used)) => {
+                        part.push_by(&self.resources, &Handled { handle, part: id, used }, upload.blocks);
+                    }
+                    None => part.change(&self.resources, dtype, rule, (change, global_step), upload.blocks),
+                }
             }
             ValueStep::Release { version } => {
                 let Some(part) = self.parts.get_mut(&id) else { return };
@@ -136,17 +163,17 @@ impl Values {
                     blocks.iter_mut().zip(upload.blocks).for_each(|(block, came)| *block = came.freeze());
                 }
             }
-            ValueStep::Answer { exchange, average, header } => match self.parts.get_mut(&id) {
-                Some(part @ Part { value: Value::Present { .. }, .. }) => {
-                    let mut average = average.and_then(|average| part.average(&self.resources, average));
-                    average.as_mut().unwrap_or(&mut part.value).answer(exchange, header, say);
+            ValueStep::Answer { exchange, average, key, header } => {
+                let handled = self.handle.as_deref().zip(key).map(|(handle, used)| Handled { handle, part: id, used });
+                let found = self.parts.get_mut(&id).ok_or_else(|| value_lost(id)).and_then(|part| {
+                    let other = part.other(&self.resources, id, average, handled.as_ref())?;
+                    Ok((part, other))
+                });
+                match found {
+                    Ok((part, mut other)) => other.as_mut().unwrap_or(&mut part.value).answer(exchange, header, say),
+                    Err(error) => say(Event::Send(Outgoing::Reject { exchange, about: header.about(), error })),
                 }
-                // The node never answers for a part without a value, so a defect has lost it.
-                Some(Part { value: Value::Absent | Value::Lost, .. }) | None => {
-                    let (about, error) = (header.about(), value_lost(id));
-                    say(Event::Send(Outgoing::Reject { exchange, about, error }));
-                }
-            },
+            }
             ValueStep::Freeze { order } => {
                 let frozen = self.parts.get(&id).and_then(Part::frozen);
                 say(Event::Frozen { order, part: id, frozen });
@@ -154,7 +181,7 @@ impl Values {
             ValueStep::Restore { order } => {
                 let Some(part) = self.parts.get_mut(&id) else { return };
                 if let Some((_, FrozenPart { blocks, optimizer, .. })) = part.read.take_if(|(of, _)| *of == order) {
-                    part.value = Value::Present { blocks, checksum: None };
+                    part.value = Value::of(blocks);
                     part.optimizer = optimizer;
                 }
             }
@@ -227,7 +254,7 @@ impl Part {
     ) {
         let bytes = body.iter().map(|block| block.len() as u64).sum();
         let before = match &self.value {
-            Value::Lost => return,
+            Value::Lost | Value::Failed(_) => return,
             Value::Present { blocks, .. } => blocks.as_slice(),
             Value::Absent => &[],
         };
@@ -253,7 +280,19 @@ impl Part {
         if let Some(optimizer) = self.optimizer.as_mut().filter(|_| change != Change::Step) {
             optimizer.handle_changed();
         }
-        self.value = Value::Present { blocks: body.into_iter().map(Lease::freeze).collect(), checksum: None };
+        self.value = Value::of(body.into_iter().map(Lease::freeze).collect());
+    }
+
+    /// Lets a handle change the value.
+    fn push_by(&mut self, resources: &SumResources, handled: &Handled<'_>, pushed: Vec<Lease>) {
+        let Value::Present { blocks, .. } = &self.value else { return };
+        self.value = match handled.push(resources, blocks, pushed) {
+            Ok(made) => Value::of(made.into_iter().map(Lease::freeze).collect()),
+            Err(error) => Value::Failed(error),
+        };
+        if let Some(optimizer) = &mut self.optimizer {
+            optimizer.handle_changed();
+        }
     }
 
     /// Compensates a gradient that was computed from an earlier value.
@@ -276,16 +315,43 @@ impl Part {
         Some(FrozenPart { version: Version(0), blocks: blocks.clone(), optimizer: self.optimizer.clone() })
     }
 
+    /// What an answer gives in place of the value: an average, or what a handle says. `None` for the value itself.
+    ///
+    /// # Errors
+    /// Why there is nothing to give.
+    fn other(
+        &self,
+        resources: &SumResources,
+        id: PartId,
+        average: Option<Average>,
+        handled: Option<&Handled<'_>>,
+    ) -> Result<Option<Value>, Error> {
+        match (&self.value, handled) {
+            (Value::Present { blocks, .. }, Some(handled)) => {
+                handled.pull(resources, blocks).map(|other| other.map(Value::of))
+            }
+            (Value::Present { .. }, None) => Ok(average.and_then(|average| self.average(resources, average))),
+            (Value::Failed(error), _) => Err(error.clone()),
+            // The node never answers for a part without a value, so a defect has lost it.
+            (Value::Absent | Value::Lost, _) => Err(value_lost(id)),
+        }
+    }
+
     /// An average of its values, in blocks of its own; `None` before the first step, when it is the value.
     fn average(&self, resources: &SumResources, average: Average) -> Option<Value> {
         let (Value::Present { blocks, .. }, Some(optimizer)) = (&self.value, &self.optimizer) else { return None };
         let mut mean: Vec<Lease> = blocks.iter().map(|block| resources.pool.lease(block.len())).collect();
         optimizer.average(average, mean.iter_mut().map(|block| &mut block[..]));
-        Some(Value::Present { blocks: mean.into_iter().map(Lease::freeze).collect(), checksum: None })
+        Some(Value::of(mean.into_iter().map(Lease::freeze).collect()))
     }
 }
 
 impl Value {
+    /// The value in these blocks.
+    fn of(blocks: Vec<Frozen>) -> Self {
+        Self::Present { blocks, checksum: None }
+    }
+
     /// Sends the answer, with all blocks of this value if they are wanted.
     fn answer(&mut self, exchange: ExchangeId, header: ValueHeader, say: &mut impl FnMut(Event)) {
         let Self::Present { blocks, checksum: known } = self else { return };

@@ -22,7 +22,7 @@ fn a_server_whose_listener_ends_takes_its_place_out_of_the_job_with_the_cause() 
         credentials: credentials(Role::Server),
         index: None,
     };
-    let server = Server::start_at(options, Pool::new(), |ServerOptions { credentials, .. }, plane| {
+    let server = Server::start_at(options, None, Pool::new(), |ServerOptions { credentials, .. }, plane| {
         let listener = network.listen("server", credentials.node(), plane.inbox())?;
         Ok(Listener { watch: Box::new(move |ended| drop(sender.send(ended))), ..listener })
     })

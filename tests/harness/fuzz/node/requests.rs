@@ -1,8 +1,8 @@
 //! The requests that processes send to the node, well-formed and otherwise.
 
 use gradlane_core::types::{
-    Access, ClockKey, CodecSpec, DType, Encoding, Epoch, LinkId, Mode, Op, PartId, Participants, Round, TensorKey,
-    Version, WorkerId,
+    Access, ClockKey, CodecSpec, DType, Encoding, Epoch, KeyPart, LinkId, Mode, Op, PartId, Participants, Round,
+    TensorKey, Version, WorkerId,
 };
 use gradlane_core::wire::{
     About, Body, Contribute, Contribution, Header, Request, Restore, Sent, Service, Target, Use, Withdraw, checksum,
@@ -158,7 +158,9 @@ impl World {
         let mode = mode.parse::<Mode>().expect("a mode").with_clock(ClockKey(1));
         let (clock_at, basis) = (u64::from(input.below(5)), Version(u64::from(input.below(5))));
         let urgency = form & 7;
-        let header = Use { target, dtype, access, urgency, part_bytes, rule, mode, clock_at, basis, sent };
+        let of_key = form & 2 != 0 && access.is_handled();
+        let key = of_key.then(|| KeyPart { app: 1, key: key.0, offset: u64::from(target.part.index) * part_bytes });
+        let header = Use { target, dtype, access, urgency, part_bytes, rule, mode, clock_at, basis, key, sent };
         // What no worker sends is refused where headers are read.
         if let Ok(Header::Use(header)) = Header::decode(&header.encode(), "a worker") {
             self.open(link, Request::Use(header));

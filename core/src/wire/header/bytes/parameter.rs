@@ -4,7 +4,9 @@ use std::num::NonZeroU64;
 
 use super::fields::{Fields, at as front_at, front, put, u32_of, with_behind};
 use crate::error::Result;
-use crate::types::{Access, ClockKey, Compensation, Effect, Fate, Merge, Mode, Pace, Quorum, Rule, Staleness, Version};
+use crate::types::{
+    Access, ClockKey, Compensation, DType, Effect, Fate, KeyPart, Merge, Mode, Pace, Quorum, Rule, Staleness, Version,
+};
 use crate::wire::header::{HEADER_BYTES, Header, Sent, Target, Use, Value};
 use crate::wire::limits;
 
@@ -22,6 +24,8 @@ mod flag {
     pub(super) const NO_BODY: u8 = 2;
     /// Use: a mode follows the front.
     pub(super) const MODE: u8 = 4;
+    /// Use: the place in the value of a key follows the front, after a mode.
+    pub(super) const KEY: u8 = 8;
 }
 
 /// Where each field lies.
@@ -44,8 +48,11 @@ mod at {
 /// of its clock, where that stands, and how gradients are compensated.
 const MODE_BYTES: usize = 35;
 
-/// The most bytes behind the front of a header: those of a mode and a rule.
-pub(super) const BEHIND_BYTES_MAX: usize = MODE_BYTES + 1 + Rule::SETTINGS_MAX * size_of::<f64>();
+/// Bytes of a place in the value of a key: the app, the key, and where the part begins.
+const KEY_BYTES: usize = 24;
+
+/// The most bytes behind the front of a header: those of a mode, a key and a rule.
+pub(super) const BEHIND_BYTES_MAX: usize = MODE_BYTES + KEY_BYTES + 1 + Rule::SETTINGS_MAX * size_of::<f64>();
 
 /// The codes of the fields of a mode.
 mod mode_code {
@@ -62,10 +69,12 @@ impl Use {
     /// Bytes of the header on the wire.
     pub fn header_bytes(&self) -> usize {
         let mode = if self.mode == Mode::ASYNC { 0 } else { MODE_BYTES };
-        HEADER_BYTES + mode + self.rule.map_or(0, |rule| 1 + rule.settings().len() * size_of::<f64>())
+        let key = if self.key.is_some() { KEY_BYTES } else { 0 };
+        HEADER_BYTES + mode + key + self.rule.map_or(0, |rule| 1 + rule.settings().len() * size_of::<f64>())
     }
 
-    /// The header's bytes on the wire. A mode that is not the usual one follows the front, and then a rule: its code, and its settings.
+    /// The header's bytes on the wire. A mode that is not the usual one follows the front, then a key, and then a rule: its code, and its
+    /// settings.
     pub fn encode(&self) -> Vec<u8> {
         let (flags, check) = match self.sent {
             Sent::Whole { checksum: None } => (0, 0),
@@ -76,7 +85,9 @@ impl Use {
         let mut bytes = front(self.about(), kind::USE, self.body_bytes());
         bytes[front_at::URGENCY] = self.urgency;
         let mode = (self.mode != Mode::ASYNC).then(|| mode_bytes(self.mode, self.clock_at));
-        bytes[at::FLAGS] = flags | if mode.is_some() { flag::MODE } else { 0 };
+        let key = self.key.map(|KeyPart { app, key, offset }| [app, key, offset].map(u64::to_le_bytes).concat());
+        let behind = [(mode.is_some(), flag::MODE), (key.is_some(), flag::KEY)];
+        bytes[at::FLAGS] = behind.iter().filter(|(is_there, _)| *is_there).fold(flags, |flags, (_, flag)| flags | flag);
         bytes[at::ACCESS] = self.access.code();
         bytes[at::DTYPE] = self.dtype as u8;
         put(&mut bytes, at::ROUND, self.target.round.0.to_le_bytes());
@@ -85,7 +96,7 @@ impl Use {
         put(&mut bytes, at::CHECK, check.to_le_bytes());
         let rule =
             self.rule.map(|rule| [vec![rule.code()], rule.settings().flat_map(f64::to_le_bytes).collect()].concat());
-        with_behind(bytes, &[&mode.unwrap_or_default(), &rule.unwrap_or_default()])
+        with_behind(bytes, &[&mode.unwrap_or_default(), &key.unwrap_or_default(), &rule.unwrap_or_default()])
     }
 }
 
@@ -145,7 +156,7 @@ impl Fields<'_> {
         let dtype = self.dtype(at::DTYPE)?;
         let part_bytes = self.part_bytes(at::PART_BYTES, dtype)?;
         let check = u32::from_le_bytes(self.array(at::CHECK));
-        let sent = match self.bytes[at::FLAGS] & !flag::MODE {
+        let sent = match self.bytes[at::FLAGS] & !(flag::MODE | flag::KEY) {
             0 if check != 0 => return Err(self.bad("checksum", format!("is {check} and not announced"))),
             0 => Sent::Whole { checksum: None },
             flag::CHECKSUM => Sent::Whole { checksum: Some(check) },
@@ -164,6 +175,11 @@ impl Fields<'_> {
             None => return Err(self.bad("mode", format!("has {} bytes", rest.len()))),
         };
         let (mode, clock_at) = mode;
+        let (key, rest) = match rest.split_first_chunk::<KEY_BYTES>() {
+            _ if self.bytes[at::FLAGS] & flag::KEY == 0 => (None, rest),
+            Some((key, rest)) => (Some(self.key_part(key, access, dtype, part_bytes)?), rest),
+            None => return Err(self.bad("key", format!("has {} bytes", rest.len()))),
+        };
         let rule = self.rule(rest)?;
         if let Some(rule) = rule.filter(|rule| !rule.changes(dtype)) {
             return Err(self.bad("rule", format!("is {rule} of {dtype}")));
@@ -184,12 +200,25 @@ impl Fields<'_> {
             return Err(self.bad("access", format!("is a {access} in mode {mode}, in round {clock_at}")));
         }
         let (target, urgency) = (self.target(at::ROUND)?, self.urgency()?);
-        let header = Use { target, dtype, access, urgency, part_bytes, rule, mode, clock_at, basis, sent };
+        let header = Use { target, dtype, access, urgency, part_bytes, rule, mode, clock_at, basis, key, sent };
         let body_bytes = self.length("body length", front_at::BODY_BYTES, limits::PART_BYTES_MAX)?;
         if body_bytes != header.body_bytes() {
             return Err(self.bad("body length", format!("is {body_bytes} of a part of {part_bytes}")));
         }
         Ok(header)
+    }
+
+    /// The place in the value of a key, behind a header.
+    fn key_part(&self, bytes: &[u8; KEY_BYTES], access: Access, dtype: DType, part_bytes: u64) -> Result<KeyPart> {
+        if !access.is_handled() {
+            return Err(self.bad("key", format!("comes with a {access}")));
+        }
+        let (numbers, _) = bytes.as_chunks::<8>();
+        let [app, key, offset] = [0, 1, 2].map(|index| u64::from_le_bytes(numbers[index]));
+        if !offset.is_multiple_of(dtype.bytes()) || offset.checked_add(part_bytes).is_none() {
+            return Err(self.bad("key", format!("begins at {offset}")));
+        }
+        Ok(KeyPart { app, key, offset })
     }
 
     /// The rule behind a header, if there is one.
