@@ -25,6 +25,8 @@
 //! **Compensation.** If the mode compensates old gradients, the version that each worker was given last is kept, and a gradient must be of this
 //! version. It is refused otherwise: its worker has begun to read a later one, and did not take it.
 //!
+//! **Learning rates.** An operator may change that of a rule, from a global step on. The rule of the declaration stays what it is.
+//!
 //! **Memory.** Booked are: each value, also one that is kept for a compensation; each body that is on its way, or kept for its round; and for each answer with a value as many bytes again, until it was
 //! handed over, because it may hold the blocks of an earlier version.
 
@@ -33,6 +35,7 @@ mod checkpoints;
 mod machine;
 mod opening;
 mod orders;
+mod rates;
 mod refusals;
 mod rounds;
 mod values;

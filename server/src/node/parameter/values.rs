@@ -80,7 +80,7 @@ impl Values {
                 part.uploads.insert(exchange, upload);
                 say_receipt(id, exchange, receipt, say);
             }
-            ValueStep::Change { exchange, dtype, rule, change, compensation, factor, global_step, keeps } => {
+            ValueStep::Change { exchange, dtype, rule, change, compensation, factor, global_step, rate, keeps } => {
                 let Some(part) = self.parts.get_mut(&id) else { return };
                 let Some(mut upload) = part.uploads.remove(&exchange) else { return };
                 if let Some((kappa, basis)) = compensation {
@@ -92,7 +92,7 @@ impl Values {
                 if factor != 1.0 {
                     upload.blocks.iter_mut().for_each(|block| self.resources.kernels.scale(dtype, factor, block));
                 }
-                part.change(&self.resources, dtype, rule, (change, global_step), upload.blocks);
+                part.change(&self.resources, dtype, rule, (change, global_step, rate), upload.blocks);
             }
             ValueStep::Release { version } => {
                 let Some(part) = self.parts.get_mut(&id) else { return };
@@ -118,13 +118,13 @@ impl Values {
                     say(Event::Squares { part: id, round, sum });
                 }
             }
-            ValueStep::Apply { round, factor, global_step, dtype, rule } => {
+            ValueStep::Apply { round, factor, global_step, dtype, rule, rate } => {
                 let Some(part) = self.parts.get_mut(&id) else { return };
                 let Some((_, mut merged)) = part.merged.take_if(|(of, _)| *of == round) else { return };
                 if factor != 1.0 {
                     merged.iter_mut().for_each(|block| self.resources.kernels.scale(dtype, factor, block));
                 }
-                part.change(&self.resources, dtype, Some(rule), (Change::Step, Some(global_step)), merged);
+                part.change(&self.resources, dtype, Some(rule), (Change::Step, Some(global_step), rate), merged);
             }
             ValueStep::Forget { exchange } => {
                 let Some(part) = self.parts.get_mut(&id) else { return };
@@ -222,7 +222,7 @@ impl Part {
         resources: &SumResources,
         dtype: DType,
         rule: Option<Rule>,
-        (change, global_step): (Change, Option<u64>),
+        (change, global_step, rate): (Change, Option<u64>, Option<f64>),
         mut body: Vec<Lease>,
     ) {
         let bytes = body.iter().map(|block| block.len() as u64).sum();
@@ -243,9 +243,10 @@ impl Part {
             Change::Step => {
                 let rule = rule.expect("a header of a step has one");
                 let optimizer = self.optimizer.get_or_insert_with(|| OptimizerState::new(rule, dtype, bytes));
-                optimizer.step(
+                optimizer.step_at_rate(
                     resources.kernels,
                     global_step,
+                    rate,
                     before.iter().map(|value| &value[..]).zip(body.iter_mut().map(|block| &mut block[..])),
                 );
             }
