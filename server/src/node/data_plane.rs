@@ -20,7 +20,7 @@ use gradlane_core::metrics::ServerMetrics;
 use gradlane_core::reduce::Kernels;
 use gradlane_core::runtime::{Clock, Reporter, Timer};
 use gradlane_core::transport::{Incoming, Listener, Outgoing};
-use gradlane_core::types::{ControlAnswer, ExchangeId, Time};
+use gradlane_core::types::{ControlAnswer, ExchangeId, TensorKey, Time};
 use gradlane_core::wire::Request;
 use gradlane_core::wire::frame::{Progress, Stall};
 
@@ -165,8 +165,8 @@ impl DataPlane {
     }
 
     /// As [`Node::handle_rate`].
-    pub(crate) fn handle_rate(self: &Arc<Self>, tensor: &str, step: Option<u64>, rate: f64) -> Result<()> {
-        self.with(|node, _| node.handle_rate(tensor, step, rate))
+    pub(crate) fn handle_rate(self: &Arc<Self>, key: TensorKey, step: Option<u64>, rate: f64) -> Result<()> {
+        self.with(|node, _| node.handle_rate(key, step, rate))
     }
 
     /// Tells the coordinator what a command of an operator has come to.

@@ -248,8 +248,8 @@ impl Node {
     ///
     /// # Errors
     /// [`Error::Exhausted`] if there are too many changes for different steps.
-    pub fn handle_rate(&mut self, tensor: &str, step: Option<u64>, rate: f64) -> Result<()> {
-        self.services.handle_rate(TensorKey::of(tensor), step, rate)
+    pub fn handle_rate(&mut self, key: TensorKey, step: Option<u64>, rate: f64) -> Result<()> {
+        self.services.handle_rate(key, step, rate)
     }
 
     /// What an order of the coordinator has wanted was written, or read.

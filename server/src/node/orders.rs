@@ -6,7 +6,7 @@ use std::time::Duration;
 use gradlane_core::config::OnServerLoss;
 use gradlane_core::runtime::Membership;
 use gradlane_core::runtime::exporter::stats;
-use gradlane_core::types::{ControlAnswer, ControlCommand};
+use gradlane_core::types::{ControlAnswer, ControlCommand, TensorKey};
 use gradlane_core::{Error, Result};
 
 use super::data_plane::DataPlane;
@@ -41,7 +41,7 @@ impl Ordered {
             }),
             ControlCommand::Drain => return self.drain(number),
             ControlCommand::SetRate { tensor, rate, step } => {
-                self.plane.handle_rate(&tensor, step, rate).map(|()| ControlAnswer::RateSet { step })
+                self.plane.handle_rate(TensorKey::of(&tensor), step, rate).map(|()| ControlAnswer::RateSet { step })
             }
             ControlCommand::Save { .. } | ControlCommand::Dump { .. } | ControlCommand::Unknown { .. } => {
                 Err(command.refusal("a server"))

@@ -47,6 +47,8 @@ mod compensation_tests;
 #[cfg(test)]
 mod random_tests;
 #[cfg(test)]
+mod rate_tests;
+#[cfg(test)]
 mod round_tests;
 #[cfg(test)]
 pub(crate) mod tests;
