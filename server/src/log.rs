@@ -63,8 +63,8 @@ pub fn change(filter: &str) -> Result<()> {
     }
 }
 
-fn no_filter(filter: &str, cause: &dyn fmt::Display) -> String {
-    format!("{filter:?} is no filter: {cause}")
+fn no_filter(text: &str, cause: &dyn fmt::Display) -> String {
+    format!("{text:?} is no filter: {cause}")
 }
 
 const FILTERS: &str = "give a level such as info, or directives such as info,gradlane_core::sched=trace";

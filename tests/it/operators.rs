@@ -6,8 +6,8 @@ use gradlane_core::error::Error;
 use gradlane_core::runtime::Operator;
 use gradlane_core::types::{Control, ControlAnswer, ControlCommand, Recipient, Role, ServerId, WorkerId};
 
-use super::harness::cluster::{Cluster, PATIENCE};
-use super::harness::over::Over;
+use gradlane_tests::cluster::{Cluster, PATIENCE};
+use gradlane_tests::over::Over;
 
 #[test]
 fn an_unknown_command_is_a_typed_error_and_the_job_and_the_connection_go_on() {

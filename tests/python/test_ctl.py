@@ -235,7 +235,8 @@ def what_is_refused(it: Job) -> None:
 
 @pytest.mark.parametrize("member", ["server-1", "worker-1"])
 def test_a_member_that_is_stopped_is_named_and_the_job_goes_on_with_it(tmp_path, member):
-    with job(tmp_path, "shm") as it:
+    # On a busy host, an order takes some seconds.
+    with job(tmp_path, "shm", dead_timeout="60s") as it:
         process = {"server-1": it.servers[1], "worker-1": it.workers[1]}[member]
         process.interrupt(signal.SIGSTOP)
         try:

@@ -205,7 +205,6 @@ pub fn frames() -> Vec<Frame> {
         Frame::Order(Order { number: 6, task: Task::Cancel }),
         control(Recipient::Server(ServerId(2)), ControlCommand::Stats),
         control(Recipient::Worker(WorkerId(1)), ControlCommand::Log { filter: "info".to_owned() }),
-        control(Recipient::Server(ServerId(0)), ControlCommand::Drain),
         control(Recipient::Coordinator, ControlCommand::Save { path: "p".to_owned(), keep: Some(3) }),
         control(Recipient::Coordinator, ControlCommand::SetRate { tensor: "w".to_owned(), rate: 0.5, step: Some(40) }),
         control(

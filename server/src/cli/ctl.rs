@@ -14,7 +14,7 @@ use gradlane_core::wire::frame::{Health, Status};
 use gradlane_core::{Error, Result};
 use serde_json::json;
 
-use super::say;
+use super::screen::say;
 use super::settings::Settings;
 use super::status::{led_here, nothing_runs, nothing_runs_here};
 use crate::exit;
@@ -276,7 +276,7 @@ fn rate(text: &str) -> std::result::Result<f64, String> {
 fn timeout(text: &str) -> std::result::Result<Duration, String> {
     let timeout = TimeSpan::parse(text)?;
     let allowed = Duration::from_millis(100)..=Duration::from_secs(3_600);
-    allowed.contains(&timeout).then_some(timeout).ok_or_else(|| "is not between 100 ms and an hour".to_owned())
+    if allowed.contains(&timeout) { Ok(timeout) } else { Err("is not between 100 ms and an hour".to_owned()) }
 }
 
 /// Orders that are given at once: half of those that a coordinator has under way.

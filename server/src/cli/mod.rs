@@ -5,7 +5,6 @@
 //! a short name for one.
 
 use std::ffi::OsString;
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -30,6 +29,7 @@ mod status;
 mod status_printer;
 mod token;
 
+use screen::say;
 use settings::Settings;
 
 /// Runs the command line `argv`, whose first word is the command's own name, and returns the exit code (`gradlane --help` lists them).
@@ -266,12 +266,6 @@ fn expectations(config: &Config, program: &[OsString]) -> doctor::Expectations {
         state_dir: rendezvous::state_dir(config).map_or_else(|_| PathBuf::from("~/.gradlane"), Path::to_owned),
         python_prefixes: prefix.into_iter().collect(),
     }
-}
-
-/// Prints a result. A reader that has closed the pipe, such as `head`, is no failure.
-fn say(text: &str) -> Result<i32> {
-    let _ = writeln!(std::io::stdout(), "{}", text.trim_end());
-    Ok(exit::SUCCESS)
 }
 
 /// Turns `run -np 4` of MPI's and BytePS's launchers into `run -n 4`, but only among the launcher's own arguments, before the name of the

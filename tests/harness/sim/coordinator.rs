@@ -181,6 +181,7 @@ impl CoordinatorProcess {
             | Event::Recovered { .. }
             | Event::FormsAgain { .. }
             | Event::HotServer { .. }
+            | Event::Ordered { .. }
             | Event::Stall { .. } => {}
         }
     }
