@@ -9,10 +9,12 @@ use gradlane_core::types::printable;
 use gradlane_core::{Error, Result};
 use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Subscriber};
-use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::format::{FmtSpan, Writer};
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields, FormattedFields};
+use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::registry::LookupSpan;
+use tracing_subscriber::util::SubscriberInitExt;
+use tracing_subscriber::{EnvFilter, Layer};
 
 /// Starts the log of this process, on standard error, because standard output is for results. Keeps an existing log, such as that of a
 /// test. Lines that cannot be written, as on a full disk, are lost.
@@ -22,8 +24,8 @@ use tracing_subscriber::registry::LookupSpan;
 pub fn start(config: &Config) -> Result<()> {
     let filter = EnvFilter::try_new(&config.log).map_err(|cause| Error::Config {
         knob: "log".to_owned(),
-        problem: format!("{:?} is no filter: {cause}", config.log),
-        hint: "give a level such as info, or directives such as info,gradlane_core::sched=trace".to_owned(),
+        problem: no_filter(&config.log, &cause),
+        hint: FILTERS.to_owned(),
     })?;
     // The end of a span, such as `submit`, is a line with the time that it took, if the filter lets it through.
     let log =
@@ -31,9 +33,57 @@ pub fn start(config: &Config) -> Result<()> {
     // Errors of the log would be reported by a macro that panics if standard error cannot be written.
     let log = log.with_ansi(false).log_internal_errors(false);
     // Fails if there is a log already.
-    let _ = if std::io::stderr().is_terminal() { log.event_format(Sentences).try_init() } else { log.try_init() };
+    let _ = if std::io::stderr().is_terminal() {
+        let log = log.event_format(Sentences).with_filter_reloading();
+        let filter = log.reload_handle();
+        log.finish().with(Filtered::new(move |next| filter.reload(next))).try_init()
+    } else {
+        let log = log.with_filter_reloading();
+        let filter = log.reload_handle();
+        log.finish().with(Filtered::new(move |next| filter.reload(next))).try_init()
+    };
     Ok(())
 }
+
+/// Changes what the log of this process lets through, from now on.
+///
+/// # Errors
+/// [`Error::InvalidArgument`] if `filter` is none; [`Error::FailedPrecondition`] if the log is not that of [`start`].
+pub fn change(filter: &str) -> Result<()> {
+    let next = EnvFilter::try_new(filter)
+        .map_err(|cause| Error::InvalidArgument { what: no_filter(filter, &cause), hint: FILTERS.to_owned() })?;
+    let changed =
+        tracing::dispatcher::get_default(|log| log.downcast_ref::<Filtered>().map(|log| (log.change)(next.clone())));
+    match changed {
+        Some(Ok(())) => Ok(()),
+        Some(Err(_)) | None => Err(Error::FailedPrecondition {
+            what: "the log of this process is not that of Gradlane".to_owned(),
+            hint: "change it in the program itself".to_owned(),
+        }),
+    }
+}
+
+fn no_filter(text: &str, cause: &dyn fmt::Display) -> String {
+    format!("{text:?} is no filter: {cause}")
+}
+
+const FILTERS: &str = "give a level such as info, or directives such as info,gradlane_core::sched=trace";
+
+/// Finds the filter of the log again: a layer that does nothing else. The log itself is the process's only one, so that no static is needed
+/// to reach it.
+struct Filtered {
+    change: Box<dyn Fn(EnvFilter) -> std::result::Result<(), tracing_subscriber::reload::Error> + Send + Sync>,
+}
+
+impl Filtered {
+    fn new(
+        change: impl Fn(EnvFilter) -> std::result::Result<(), tracing_subscriber::reload::Error> + Send + Sync + 'static,
+    ) -> Self {
+        Self { change: Box::new(change) }
+    }
+}
+
+impl<S: Subscriber> Layer<S> for Filtered {}
 
 /// Writes an event as a line for people, such as `gradlane: warning: a sum waits: tensor w, round 3, missing rank 1, waited 10.0 s`.
 struct Sentences;

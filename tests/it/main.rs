@@ -35,6 +35,7 @@ mod membership;
 mod mismatch;
 mod near;
 mod networks;
+mod operators;
 mod ops;
 mod parameters;
 mod parts;

@@ -84,7 +84,7 @@ def test_a_target_of_make_exists(path, target):
 @pytest.mark.parametrize(("path", "program", "words"), COMMANDS)
 def test_a_command_exists_with_these_flags(path, program, words):
     words = words[: words.index("--")] if "--" in words else words
-    depth = 2 if words[0] in ("bench", "token") else 1
+    depth = 2 if words[0] in ("bench", "ctl", "token") else 1
     known = help_of(program, *[word for word in words if re.fullmatch(r"[a-z][a-z-]*", word)][:depth])
     for flag in (word.partition("=")[0] for word in words if re.fullmatch(r"--?[a-zA-Z][\w-]*(=.*)?", word)):
         assert re.search(rf"(^|[\s,]){flag}\b", known), f"{path}: {flag} of {program} {' '.join(words)}"

@@ -7,13 +7,14 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use crate::error::{Error, Result};
-use crate::types::{self, Answer, Holdings, Phase, Process, Role, Squares, StepReport, TensorSpec, Time, View};
+use crate::types::{self, Answer, Holdings, Phase, Process, Role, Squares, StepReport, Time, View};
 use crate::wire::Frame;
 use crate::wire::frame::{Join, Progress};
 
-use super::contact::{Contact, Patience};
+use super::contact::Contact;
 use super::declarations::Answered;
 use super::line::{Due, Line};
+use super::obeying::Obeying;
 use super::requests::{Requests, left};
 use super::{MemberCommand, MemberConfig, MemberEvent};
 
@@ -58,6 +59,7 @@ pub struct Member {
     holdings: Option<Holdings>,
     /// What this server said of rounds whose norm it has not heard yet.
     squares: Vec<Squares>,
+    obeying: Obeying,
     commands: VecDeque<MemberCommand>,
 }
 
@@ -102,6 +104,7 @@ impl Member {
             steps: None,
             holdings: None,
             squares: Vec::new(),
+            obeying: Obeying::default(),
             is_lost: false,
             contact: config.contact.map(Contact::new),
             local_failures: 0,
@@ -189,6 +192,7 @@ impl Member {
             }
             Frame::Close(closing) => self.handle_close(closing),
             Frame::Order(order) => self.tell(MemberEvent::Order(order)),
+            Frame::Command { number, command } => self.handle_command(number, command),
             Frame::Undeclared { request } => {
                 let answer = self.requests.undeclared(request);
                 self.settle(answer);
@@ -218,6 +222,9 @@ impl Member {
             | Frame::Tick { .. }
             | Frame::Checkpoint { .. }
             | Frame::Obeyed { .. }
+            | Frame::Control { .. }
+            | Frame::Controlled { .. }
+            | Frame::Commanded { .. }
             | Frame::Squares(_)
             | Frame::Steps(_)
             | Frame::Holdings(_)
@@ -257,31 +264,6 @@ impl Member {
     /// Sets the latest work of this process, for the next heartbeat.
     pub fn set_progress(&mut self, progress: Progress) {
         self.progress = progress;
-    }
-
-    /// Asks for the layout of `tensors`. With `fuse`, these tensors may share parts. Without it, several declarations may share a frame.
-    /// Ends in [`MemberEvent::Declared`] with the returned number: soon if the coordinator is connected, otherwise after it has returned.
-    /// May be called before the job formed.
-    pub fn declare(&mut self, tensors: Vec<TensorSpec>, fuse: bool) -> u64 {
-        let request = self.requests.number();
-        let asked = self.may_ask().and_then(|()| self.requests.declare(request, tensors, fuse));
-        match asked {
-            Ok(frame) => frame.into_iter().for_each(|frame| self.ask(frame)),
-            Err(error) => self.tell(MemberEvent::Declared { request, outcome: Err(error) }),
-        }
-        request
-    }
-
-    /// Arrives at the barrier `name`. Ends in [`MemberEvent::BarrierDone`] with the returned number: when all workers have arrived, or with
-    /// an error, at the latest shortly after `patience`.
-    pub fn barrier(&mut self, now: Time, name: String, patience: Patience) -> u64 {
-        let request = self.requests.number();
-        let asked = self.may_ask().and_then(|()| self.requests.barrier(now, request, name, patience));
-        match asked {
-            Ok(frame) => self.ask(frame),
-            Err(error) => self.tell(MemberEvent::BarrierDone { request, outcome: Err(error) }),
-        }
-        request
     }
 
     /// The last view of the membership. `None` before the job formed.
@@ -342,7 +324,7 @@ impl Member {
             }
             (Standing::Active, Role::Server) => self.tell(MemberEvent::View(view.clone())),
             (Standing::Leaving | Standing::GivingUp(_), _) => {}
-            (Standing::Active, Role::Worker | Role::Coordinator | Role::Observer) => {
+            (Standing::Active, Role::Worker | Role::Coordinator | Role::Observer | Role::Admin) => {
                 return self.fail_protocol("phase", "is the end, which this worker did not agree to");
             }
             (Standing::Ended(_), _) => return,

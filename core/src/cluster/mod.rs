@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use crate::error::{Error, Result};
 use crate::types::{
-    Answer, Closing, Defect, Epoch, Order, PartLayout, Passage, Process, SumId, TensorKey, Time, View, WorkersKey,
+    Answer, Closing, ControlCommand, Defect, Epoch, Order, PartLayout, Passage, Process, SumId, TensorKey, Time, View,
+    WorkersKey,
 };
 use crate::wire::Frame;
 use crate::wire::frame::{Hold, Stall};
@@ -20,6 +21,7 @@ mod declarations;
 mod entries;
 mod line;
 mod member;
+mod obeying;
 mod requests;
 mod steps;
 
@@ -120,6 +122,13 @@ pub enum MemberEvent {
     Close(Closing),
     /// To servers: do this for a checkpoint, and say so by [`Member::report_obeyed`]. May be said again.
     Order(Order),
+    /// Obey this command of an operator, and say so by [`Member::report_commanded`].
+    Command {
+        /// The number of the command.
+        number: u64,
+        /// What to do.
+        command: ControlCommand,
+    },
     /// Answers [`Member::ask_coordinator`].
     Answered {
         /// The number of the request.

@@ -161,6 +161,8 @@ knobs! {
         state_dir: Optional<Path> = "~/.gradlane";
         /// The directory below which checkpoints are saved and found, shared by the coordinator and all servers; the one in which they run where none is given. Workers name paths below it.
         checkpoint_dir: Optional<Path> = "";
+        /// The directory below which a worker writes what `gradlane ctl dump` asks for; the one in which it runs where none is given.
+        dump_dir: Optional<Path> = "";
         /// How long the certificate of a process is good; renewed at two thirds of it while the process runs. Set it at the coordinator.
         certificate_lifetime: TimeSpan = "24 h" in "2 s" to "720 h";
         /// A coordinator goes on with the job of its last start, of which it did not see the end, with the same members, join string and certificates; else every start has new ones. It finds them in `state_dir`, and members dial it where it was. SIGTERM then stops it without ending its job; SIGINT ends the job.

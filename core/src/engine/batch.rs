@@ -14,9 +14,10 @@ use super::metrics::Metrics;
 use super::submissions::{Submissions, ending};
 use super::submit::{HERE_BYTES_MAX, check, check_ranks, in_copies};
 use super::submit_budget::SubmitBudget;
+use super::watched::Watched;
 use crate::cuda::Marks;
 use crate::error::{Error, Result};
-use crate::types::{Demand, Done, Op, Priority, TensorKey, TensorSpec};
+use crate::types::{Demand, Done, Op, Priority, Round, TensorKey, TensorSpec};
 use crate::worker::{Accepted, Tally, Tensor, Terms};
 
 /// Tensors that are reduced together in every round. Made once; it belongs to no engine.
@@ -152,6 +153,12 @@ impl Engine {
         let _span = tracing::trace_span!("submit_all", tensors = members.len(), bytes).entered();
         let room = SubmitBudget::enter(&self.room, bytes, timeout, &|| self.shared.works())?;
 
+        let look =
+            |(tensor, member): (&TensorSpec, &Member)| Watched::look(&self.shared, tensor, &member.source, demand);
+        let mut watched: Vec<Option<Watched>> = match self.shared.dumps.is_off() {
+            true => Vec::new(),
+            false => batch.tensors.iter().zip(&members).map(look).collect(),
+        };
         let count = members.len() as u64;
         let names: Arc<str> = batch.names().into();
         let limit = self.limit(Arc::clone(&names), timeout);
@@ -166,6 +173,8 @@ impl Engine {
             let memory = members.iter().map(|Member { source, destination, .. }| (source, destination));
             let taken = state.loans.take_all(memory);
             let taken = taken.map_err(|in_use| state.refusal(in_use, &batch.tensors))?;
+            let round = |watched: &Option<Watched>| state.worker.next_round(watched.as_ref()?.key());
+            let rounds: Vec<Option<Round>> = watched.iter().map(round).collect();
             let Accepted { first, submissions } =
                 state.worker.submit_all(now, &batch.tensors, describe, Terms { demand, timeout })?;
             entered();
@@ -182,7 +191,14 @@ impl Engine {
                         members[*index].take().expect("each member is in one submission");
                     (source, destination)
                 });
-                state.loans.lend(id, &taken, memory.collect(), Open::issue_of_member(&open), Open::member(&open));
+                let memory: Vec<(Memory, Memory)> = memory.collect();
+                let mut done = Open::member(&open);
+                for (index, (_, destination)) in of.as_slice().iter().zip(&memory) {
+                    if let Some(watched) = watched.get_mut(*index).and_then(Option::take) {
+                        done = watched.follow(&self.shared, rounds[*index], destination, done);
+                    }
+                }
+                state.loans.lend(id, &taken, memory, Open::issue_of_member(&open), done);
             }
             Ok(handle)
         });

@@ -8,21 +8,23 @@ use super::arrivals::Arrivals;
 use super::asked::{Asked, Submission};
 use super::dispatcher::Dispatcher;
 use super::effects::counting;
+use super::events::on_event;
 use super::follow::Following;
 use super::handle::{Handle, HandleBackend};
 use super::limit::Limit;
 use super::local_peers;
 use super::metrics::Metrics;
-use super::shared::{Shared, Waiting};
+use super::shared::{ChangeLog, Shared, Waiting};
 use super::stages::Stages;
 use super::submissions::{Submissions, ending};
 use super::submit::{HERE_BYTES_MAX, check, check_ranks, in_copies};
 use super::submit_budget::SubmitBudget;
 use super::trace::Timeline;
-use crate::cluster::{ContactTerms, MemberConfig, MemberEvent, empty_barrier, left_at};
+use super::watched::Watched;
+use crate::cluster::{ContactTerms, MemberConfig, empty_barrier};
 use crate::config::Config;
 use crate::device::Device;
-use crate::error::{Result, ranks};
+use crate::error::Result;
 use crate::identity::Credentials;
 use crate::local::{Progress, Segment};
 use crate::mem::{Copies, Doubt};
@@ -30,7 +32,7 @@ use crate::runtime::exporter::{Exporter, Exposure, Standing};
 use crate::runtime::{Clock, Membership, MembershipOptions, Timer};
 use crate::sched::SchedulerConfig;
 use crate::transport::Transport;
-use crate::types::{Address, Demand, DeviceKind, Passage, Scheme, TensorSpec, Time, WorkerId, WorkersKey};
+use crate::types::{Address, Demand, DeviceKind, Scheme, TensorSpec, Time, WorkerId, WorkersKey};
 use crate::worker::{Formation, Tensor, Terms, Worker, WorkerSettings};
 
 /// How to start an engine.
@@ -125,6 +127,7 @@ impl Engine {
             Worker::new(clock.now(), settings),
             Arc::clone(&dispatcher) as _,
         ));
+        config.dump_dir.iter().for_each(|directory| shared.dumps.allow(directory.clone()));
         let exposure = exporter.map(|exporter| exporter.show(Arc::clone(&shared.probe) as _));
         let timed = Arc::downgrade(&shared);
         let timer = Timer::start("gl-timer", clock, move |_| {
@@ -216,6 +219,12 @@ impl Engine {
     pub fn ranks(&self) -> Vec<WorkerId> {
         let ranks = |formation: &Formation| formation.view.workers().map(|member| WorkerId(member.index)).collect();
         self.shared.look(|state| state.worker.formation().map_or_else(|| vec![WorkerId(0)], ranks))
+    }
+
+    /// From now on operators of the job can change the log of this process: `change` sets a filter like that of the setting `log`.
+    pub fn change_log_by(&self, change: ChangeLog) {
+        // A process has one log.
+        let _ = self.shared.change_log.set(change);
     }
 
     /// Counters since the start.
@@ -311,13 +320,19 @@ impl Engine {
         let device = source.device();
         let in_place = source.is_place_of(&destination);
         let described = Tensor { key: tensor.key(), bytes, device, in_copies, in_place, priority };
+        let watched = Watched::look(&self.shared, &tensor, &source, demand);
         let handle = self.shared.with_pushing(here_bytes_max, |state, now| {
             let taken = state.loans.take(&source, &destination);
             let taken = taken.map_err(|in_use| state.refusal(in_use, std::slice::from_ref(&tensor)))?;
+            let round = watched.as_ref().and_then(|watched| state.worker.next_round(watched.key()));
             let id = state.worker.submit(now, &tensor, described, Terms { demand, timeout });
             let followed = &self.shared.followed;
             let then = ending(room, followed, name, then);
             let (handle, done) = Handle::new(id, Some(Arc::clone(&self.backend)), Arc::clone(followed), then);
+            let done = match watched {
+                Some(watched) => watched.follow(&self.shared, round, &destination, done),
+                None => done,
+            };
             // Where no value comes back to the device, the last step is no copy to it.
             let issue = device.filter(|_| demand.receives()).map(|_| handle.issue());
             state.loans.lend(id, &taken, vec![(source, destination)], issue, done);
@@ -432,69 +447,4 @@ impl Drop for Engine {
 /// A thread that panics with such a lock leaves a consistent state.
 pub(super) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn on_event(shared: &Arc<Shared>, event: MemberEvent) {
-    match event {
-        MemberEvent::Joined { index, view } => {
-            tracing::info!(rank = index, epoch = %view.epoch, "joined");
-            // It has one rank for its whole life.
-            let _ = shared.probe.rank.set(index);
-            shared.report(|state, now| state.worker.handle_joined(now, WorkerId(index), view));
-            shared.look(|state| {
-                if let Some(Formation { pipeline, machines, team, .. }) = state.worker.formation() {
-                    let local_ranks = team.len().max(1);
-                    tracing::info!(machines = machines.len(), local_ranks, "{pipeline}");
-                }
-            });
-            shared.milestones.change(|reached| reached.joined = true);
-        }
-        MemberEvent::View(view) => shared.report(|state, now| state.worker.handle_view(now, view)),
-        MemberEvent::Contact { at, is_lost } => shared.report(|state, _| state.worker.handle_contact(at, is_lost)),
-        MemberEvent::Forget { key, error } => {
-            shared.report(|state, now| state.worker.handle_forget(now, key, &error));
-        }
-        MemberEvent::StallNotice { tensor, stall, detail } => {
-            // The coordinator's own log has it as a warning, once for the whole job.
-            tracing::info!(
-                tensor,
-                round = stall.round.0,
-                missing = ranks(&stall.missing),
-                waited_s = stall.waited.as_secs_f64(),
-                detail,
-                "a sum waits"
-            );
-            shared.report(|state, now| state.worker.handle_stall_notice(now, stall.part, stall.round, detail));
-        }
-        MemberEvent::Boundary { change, limit, hold } => shared.hear_boundary(change, limit, hold),
-        MemberEvent::Restore { epoch, sums, lost } => {
-            shared.report(|state, now| state.worker.handle_restore(now, epoch, sums, &lost));
-        }
-        MemberEvent::Passed { change, outcome } => {
-            if let Ok(passage @ Passage { leaves: true, .. }) = &outcome {
-                shared.report(|state, now| state.worker.handle_failed(now, left_at(passage)));
-            }
-            shared.step(|steps| steps.handle_passed(change, outcome));
-        }
-        MemberEvent::Failed(error) => {
-            // The caller gets it as an error.
-            tracing::info!(%error, "the job failed");
-            shared.probe.standing.advance(Standing::Failed);
-            shared.report(|state, now| state.worker.handle_failed(now, error.clone()));
-            shared.boundary.fail(error.clone());
-            shared.milestones.change(|reached| reached.failed = Some(error));
-        }
-        MemberEvent::Left => shared.milestones.change(|reached| reached.left = true),
-        // For servers alone.
-        MemberEvent::Ended { .. } => {}
-        MemberEvent::Declared { .. }
-        | MemberEvent::BarrierDone { .. }
-        | MemberEvent::Close(_)
-        | MemberEvent::Order(_)
-        | MemberEvent::Answered { .. }
-        | MemberEvent::Renewed { .. }
-        | MemberEvent::WorkersKey(_) => {
-            unreachable!("the membership keeps these events, or reports them to the waiting callers")
-        }
-    }
 }

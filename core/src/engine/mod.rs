@@ -17,6 +17,7 @@ mod asked;
 mod bell;
 mod burst;
 mod company;
+mod dumps;
 mod effects;
 mod followed;
 mod formation_news;
@@ -44,6 +45,7 @@ mod submissions;
 
 mod dial;
 mod executors;
+mod watched;
 
 mod dispatcher;
 
@@ -54,6 +56,10 @@ mod stages;
 mod follow;
 
 mod arrivals;
+mod orders;
+
+mod events;
+
 mod driver;
 
 mod access;
@@ -78,4 +84,5 @@ pub use local::reduce_alone;
 pub use local_finite::FiniteCheck;
 pub use memory::Memory;
 pub use metrics::Metrics;
+pub use shared::ChangeLog;
 pub use trace::{Thread, Timeline};

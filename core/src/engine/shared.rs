@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockRea
 use std::time::Duration;
 
 use super::company::Company;
+use super::dumps::Dumps;
 use super::followed::Followed;
 use super::formation_news::FormationNews;
 use super::limit::DEVICE_LOOK;
@@ -28,6 +29,9 @@ use crate::transport::Transport;
 use crate::types::Time;
 use crate::wire::frame::Hold;
 use crate::worker::{Liveness, Worker};
+
+/// Changes what the log of this process lets through, to a filter like that of the setting `log`.
+pub type ChangeLog = fn(&str) -> Result<()>;
 
 /// The engine as its threads see it.
 pub(super) struct Shared {
@@ -57,6 +61,10 @@ pub(super) struct Shared {
     pub(super) company: Company,
     /// The thread that equips the engine for another formation.
     pub(super) following: Arc<FormationNews>,
+    /// The rounds that operators want to see.
+    pub(super) dumps: Dumps,
+    /// How an operator changes the log of this process, if the engine's owner says so.
+    pub(super) change_log: OnceLock<ChangeLog>,
     dispatch: Arc<dyn Dispatch>,
     state: Mutex<State>,
     /// How often the lock of the state was taken.
@@ -106,6 +114,8 @@ impl Shared {
             boundary: StepGate::default(),
             company: Company::default(),
             following: Arc::default(),
+            dumps: Dumps::default(),
+            change_log: OnceLock::new(),
             dispatch,
             state: Mutex::new(State::new(worker, residual_bytes)),
             #[cfg(feature = "testing")]

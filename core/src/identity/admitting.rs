@@ -59,7 +59,7 @@ impl Authority {
     /// `closed`, its own secret is not enough, and a requester that knows it is told why.
     ///
     /// # Errors
-    /// [`Error::Auth`] if the requester knows no secret of the job. [`Error::Token`] if it knows an invitation that is for another role, used up
+    /// [`Error::Auth`] if the requester knows no secret of the job, or only the job's own and wants to give orders. [`Error::Token`] if it knows an invitation that is for another role, used up
     /// or too old. Why the job is closed.
     pub(crate) fn admit(
         &self,
@@ -70,7 +70,26 @@ impl Authority {
         closed: Option<&Error>,
     ) -> Result<CertificateDer<'static>> {
         if knows(&self.secret) {
+            if role == Role::Admin {
+                return Err(Error::Auth {
+                    problem: "the join string of the job is for its members, and giving orders needs an admin token"
+                        .to_owned(),
+                    hint: "make one with `gradlane token new --role admin` where the coordinator runs".to_owned(),
+                });
+            }
             return closed.map_or_else(|| self.sign(request, role, peer), |why| Err(why.clone()));
+        }
+        let refused = |problem: String| {
+            let hint = format!("make one with `gradlane token new --role {role}` where the coordinator runs");
+            Error::Token { problem, hint }
+        };
+        if knows(&self.operators_secret()) {
+            return match role {
+                Role::Admin | Role::Observer => self.sign(request, role, peer),
+                Role::Worker | Role::Server | Role::Coordinator => {
+                    Err(refused(format!("is for an admin, not for {}", with_article(role))))
+                }
+            };
         }
         let now = wall_clock();
         let dir = self.dir.as_deref();
@@ -82,10 +101,6 @@ impl Authority {
                 hint: "copy the whole join string of the job that runs now".to_owned(),
             });
         };
-        let refused = |problem: String| {
-            let hint = format!("make one with `gradlane token new --role {role}` where the coordinator runs");
-            Error::Token { problem, hint }
-        };
         if let Some(fault) = known.fault(now) {
             return Err(refused(fault));
         }
@@ -93,11 +108,21 @@ impl Authority {
             return self.sign(request, role, peer);
         }
         if role != known.role {
-            return Err(refused(format!("is for a {}, not for a {role}", known.role)));
+            return Err(refused(format!("is for {}, not for {}", with_article(known.role), with_article(role))));
         }
         let certificate = self.sign(request, role, peer)?;
         invitations.count_use(dir, &known)?;
         Ok(certificate)
+    }
+}
+
+fn with_article(role: Role) -> &'static str {
+    match role {
+        Role::Worker => "a worker",
+        Role::Server => "a server",
+        Role::Coordinator => "a coordinator",
+        Role::Observer => "an observer",
+        Role::Admin => "an admin",
     }
 }
 
@@ -140,6 +165,18 @@ mod tests {
         assert!(fault(come(token.secret, Role::Worker)).contains("is used up"));
         assert!(problem(come([7; 16], Role::Worker)).contains("is not that of job resnet"));
         assert!(come(join.secret, Role::Server).is_ok(), "the job's own secret is good for both");
+
+        // Nobody gives orders by what lets members in, and nobody is a member by what lets give orders.
+        assert!(problem(come(join.secret, Role::Admin)).contains("needs an admin token"));
+        let admin = Authority::invite(&path, "resnet", &join, Role::Admin, 1, hour).unwrap();
+        assert_eq!(fault(come(admin.secret, Role::Worker)), "is for an admin, not for a worker");
+        assert_eq!(PeerIdentity::of(&come(admin.secret, Role::Admin).unwrap()).unwrap().role, Role::Admin);
+        assert!(fault(come(admin.secret, Role::Admin)).contains("is used up"));
+        let operators = authority.operators_string("a:1");
+        assert_eq!(fault(come(operators.secret, Role::Server)), "is for an admin, not for a server");
+        for _ in 0..2 {
+            assert_eq!(PeerIdentity::of(&come(operators.secret, Role::Admin).unwrap()).unwrap().role, Role::Admin);
+        }
 
         let other = Authority::create("resnet").unwrap().join_string("a:1");
         let error = Authority::invite(&path, "resnet", &other, Role::Worker, 1, hour).unwrap_err();

@@ -142,6 +142,17 @@ impl Authority {
         self.derive(b"gradlane 1: stateless reset")
     }
 
+    /// What lets an operator of the user in who leads the job. Only that user can read the file in which the coordinator keeps it.
+    pub fn operators_string(&self, address: &str) -> JoinString {
+        JoinString { secret: self.operators_secret(), ..self.join_string(address) }
+    }
+
+    /// The secret of [`operators_string`](Self::operators_string).
+    pub(super) fn operators_secret(&self) -> [u8; 16] {
+        let derived = self.derive(b"gradlane 1: secret of the operators");
+        *derived.first_chunk().expect("32 bytes")
+    }
+
     /// Derives a key for `purpose`. To a process without the authority's key, HMAC-SHA256 is a pseudorandom function of `purpose`.
     fn derive(&self, purpose: &[u8]) -> [u8; 32] {
         let key = hmac::Key::new(hmac::HMAC_SHA256, self.key.serialized_der());

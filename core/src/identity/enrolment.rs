@@ -50,7 +50,7 @@ impl<'a> Request<'a> {
             });
         }
         let role = match Role::from_code(role) {
-            Some(role @ (Role::Worker | Role::Server | Role::Observer)) => role,
+            Some(role @ (Role::Worker | Role::Server | Role::Observer | Role::Admin)) => role,
             Some(Role::Coordinator) | None => return Err(bad(peer, "role", format!("is {role}"))),
         };
         let Some((proof, signing_request)) = rest.split_first_chunk::<PROOF_BYTES>() else {
@@ -170,8 +170,8 @@ impl Terms {
     /// Decides about a newcomer that sent `message` over the connection with the key `exported`. Returns its certificate.
     ///
     /// # Errors
-    /// [`Error::Auth`] for a wrong proof, [`Error::Token`] as [`Authority::admit`], the reason of [`Registrar::close`] for any role but
-    /// [`Role::Observer`], and as [`Request::read`].
+    /// [`Error::Auth`] and [`Error::Token`] as [`Authority::admit`], also for a wrong proof, the reason of [`Registrar::close`] for members, and
+    /// as [`Request::read`].
     pub(crate) fn certify(
         &self,
         vouched: Vouched,
@@ -180,10 +180,11 @@ impl Terms {
         peer: &str,
     ) -> Result<CertificateDer<'static>> {
         let Request { role, proof, signing_request } = Request::read(message, peer)?;
-        let closed = self.closed.as_ref().filter(|_| role != Role::Observer);
+        let closed = self.closed.as_ref().filter(|_| !role.is_guest());
         let takes_invited = self.takes_invited && !self.is_over;
-        if vouched == Vouched::BySite {
-            // A newcomer with a certificate of the site is no stranger and needs no secret. The certificate permits every role.
+        // All workers of a site have such a certificate. It must not let them give orders.
+        if vouched == Vouched::BySite && role != Role::Admin {
+            // A newcomer with a certificate of the site is no stranger and needs no secret. The certificate permits every other role.
             return match closed.filter(|_| !takes_invited) {
                 Some(why) => Err(why.clone()),
                 None => self.authority.sign(signing_request, role, peer),

@@ -53,7 +53,8 @@ impl Invitation {
     /// The invitation in the text of a file.
     pub(super) fn parse(text: &str) -> Option<Self> {
         let mut words = text.strip_prefix(MAGIC)?.split_whitespace();
-        let role = Role::named(words.next()?).filter(|role| matches!(role, Role::Worker | Role::Server))?;
+        let role =
+            Role::named(words.next()?).filter(|role| matches!(role, Role::Worker | Role::Server | Role::Admin))?;
         let (uses, until) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
         let secret = HEXLOWER.decode(words.next()?.as_bytes()).ok()?.try_into().ok()?;
         if words.next().is_none() { Some(Self { role, uses, until, secret }) } else { None }

@@ -6,6 +6,7 @@
 //! writes files that are meant to outlive them.
 
 pub mod backing;
+pub mod confined;
 pub mod failpoint;
 pub mod futex;
 #[cfg(feature = "cuda")]

@@ -283,6 +283,8 @@ metrics! {
         frames: Counter of Count;
         /// Requests for the state of the job, such as those of `gradlane status`.
         status_requests: Counter of Count;
+        /// Orders of operators, such as those of `gradlane ctl`, that were given on.
+        orders: Counter of Count;
         /// Processes with a certificate of this job that were refused as members, for example because their rank is taken.
         refusals: Counter of Count;
         /// Processes that asked for a certificate and were refused: they know no secret of the job, or the job is complete.

@@ -168,9 +168,24 @@ impl OptimizerState {
         global_step: Option<u64>,
         blocks: impl IntoIterator<Item = (&'a [u8], &'a mut [u8])>,
     ) {
+        self.step_at_rate(kernels, global_step, None, blocks);
+    }
+
+    /// As [`step`](Self::step), with `rate` in the place of the rule's `lr`, if it is given.
+    ///
+    /// # Panics
+    /// As [`step`](Self::step).
+    pub fn step_at_rate<'a>(
+        &mut self,
+        kernels: Kernels,
+        global_step: Option<u64>,
+        rate: Option<f64>,
+        blocks: impl IntoIterator<Item = (&'a [u8], &'a mut [u8])>,
+    ) {
         self.steps += 1;
         self.global_step = self.global_step.max(global_step.unwrap_or(self.steps - 1));
         let Self { rule, dtype, steps, global_step, is_new, .. } = *self;
+        let rule = rate.map_or(rule, |rate| rule.with_rate(rate));
         let terms = (&rule, steps, global_step);
         let changed = match (&mut self.kept, dtype) {
             (Kept::F32(numbers), DType::F16) => Arc::make_mut(numbers).change::<f16>(kernels, terms, is_new, blocks),

@@ -15,7 +15,8 @@ use crate::local::OwnThread;
 use crate::local::failpoint::{Failpoint, reach};
 use crate::transport::quic::control::{ControlEvent, ControlLink};
 use crate::types::{
-    Answer, Ask, Done, Epoch, Holdings, NodeId, PartLayout, Squares, StepReport, TensorSpec, Time, WorkersKey, Written,
+    Answer, Ask, ControlAnswer, Done, Epoch, Holdings, NodeId, PartLayout, Squares, StepReport, TensorSpec, Time,
+    WorkersKey, Written,
 };
 use crate::wire::frame::{Frame, Progress, Stall, Status};
 
@@ -55,6 +56,7 @@ enum Input {
     Holdings(Holdings),
     Restored(Epoch),
     Obeyed { order: u64, outcome: Result<Written> },
+    Commanded { number: u64, outcome: Result<ControlAnswer> },
     Squares(Squares),
     Stall(Stall),
     Saw { node: NodeId, pid: u32 },
@@ -176,6 +178,11 @@ impl Reporter {
     /// Tells the coordinator that this server has obeyed an order, or why it cannot.
     pub fn report_obeyed(&self, order: u64, outcome: Result<Written>) {
         let _ = self.inputs.send(Input::Obeyed { order, outcome });
+    }
+
+    /// Tells the coordinator that this process has obeyed a command of an operator, or why it cannot.
+    pub fn report_commanded(&self, number: u64, outcome: Result<ControlAnswer>) {
+        let _ = self.inputs.send(Input::Commanded { number, outcome });
     }
 
     /// Tells the coordinator this server's share of the norm of a round.
@@ -330,6 +337,7 @@ impl Driver {
                 self.member.report_restored(epoch);
             }
             Input::Obeyed { order, outcome } => self.member.report_obeyed(order, outcome),
+            Input::Commanded { number, outcome } => self.member.report_commanded(number, outcome),
             Input::Stall(stall) => self.member.report_stall(stall),
             Input::Saw { node, pid } => self.member.report_end(node, pid),
             Input::Leave => self.member.leave(),
@@ -399,6 +407,7 @@ impl Driver {
             | MemberEvent::Ended { .. }
             | MemberEvent::Close(_)
             | MemberEvent::Order(_)
+            | MemberEvent::Command { .. }
             | MemberEvent::Forget { .. }
             | MemberEvent::Boundary { .. }
             | MemberEvent::Passed { .. }

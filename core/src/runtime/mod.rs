@@ -8,6 +8,7 @@ mod inputs;
 mod timer;
 
 mod membership;
+mod operator;
 
 pub mod exporter;
 pub mod process;
@@ -15,4 +16,5 @@ pub mod process;
 pub use clock::Clock;
 pub use inputs::{Heard, Inputs};
 pub use membership::{Membership, MembershipOptions, Reporter, status};
+pub use operator::Operator;
 pub use timer::Timer;

@@ -6,6 +6,7 @@ pub mod checkpoint;
 pub mod clock;
 pub mod codec_choice;
 pub mod codec_spec;
+pub mod control;
 pub mod defect;
 pub mod device;
 pub mod done;
@@ -48,6 +49,7 @@ pub use checkpoint::{
 pub use clock::{Answer, Ask, Closing, Half, Squares, Tick, Ticked};
 pub use codec_choice::CodecChoice;
 pub use codec_spec::{CodecSpec, Encoding};
+pub use control::{Control, ControlAnswer, ControlCommand, Recipient, Stats};
 pub use defect::{Defect, planted};
 pub use device::{DeviceKind, InCopies};
 pub use done::Done;

@@ -14,12 +14,19 @@ pub enum Role {
     Coordinator = 3,
     /// Asks for the state of the job, and is no member of it.
     Observer = 4,
+    /// Gives orders to a running job, and is no member of it.
+    Admin = 5,
 }
 
 impl Role {
     /// Those of members, in the order of a view.
     pub const OF_MEMBERS: [Self; 2] = [Self::Worker, Self::Server];
-    const ALL: [Self; 4] = [Self::Worker, Self::Server, Self::Coordinator, Self::Observer];
+    const ALL: [Self; 5] = [Self::Worker, Self::Server, Self::Coordinator, Self::Observer, Self::Admin];
+
+    /// Whether a process with this role is no member, and may enrol at any time.
+    pub fn is_guest(self) -> bool {
+        matches!(self, Self::Observer | Self::Admin)
+    }
 
     /// The role with this wire code.
     pub fn from_code(code: u8) -> Option<Self> {
@@ -39,6 +46,7 @@ impl fmt::Display for Role {
             Self::Server => "server",
             Self::Coordinator => "coordinator",
             Self::Observer => "observer",
+            Self::Admin => "admin",
         })
     }
 }

@@ -100,6 +100,13 @@ impl Rule {
         f64::from_bits(self.settings[position.expect("a setting of this rule")])
     }
 
+    /// The same with another learning rate in the place of `lr`, which its schedule follows then.
+    pub fn with_rate(mut self, rate: f64) -> Self {
+        let position = self.optimizer.setting_names().position(|setting| setting == "lr");
+        self.settings[position.expect("every optimizer has a learning rate")] = rate.to_bits();
+        self
+    }
+
     /// The norm to which the gradients of a round are clipped, if they are. It is that of all parameters of a clock whose rules clip, and these
     /// name the same one.
     pub fn clip_norm(&self) -> Option<f64> {

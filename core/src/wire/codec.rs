@@ -89,6 +89,11 @@ impl<'a> Reader<'a> {
         Error::Protocol { peer: self.peer.to_owned(), field: field.to_owned(), problem: problem.into() }
     }
 
+    /// Who sent it.
+    pub(super) fn peer(&self) -> &'a str {
+        self.peer
+    }
+
     /// Fails unless everything was read.
     pub(super) fn finish(self) -> Result<()> {
         if self.rest.is_empty() {

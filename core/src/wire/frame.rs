@@ -5,13 +5,14 @@ use std::time::Duration;
 
 use crate::error::{Error, Result};
 use crate::types::{
-    CheckpointAsk, Checkpointed, Closing, Epoch, Holdings, NodeId, Order, PartId, PartLayout, Passage, Process, Round,
-    Squares, StepReport, StoreAnswer, StoreAsk, SumId, TensorKey, TensorSpec, Tick, Ticked, Time, View, WorkerId,
-    WorkersKey, Written,
+    CheckpointAsk, Checkpointed, Closing, Control, ControlAnswer, ControlCommand, Epoch, Holdings, NodeId, Order,
+    PartId, PartLayout, Passage, Process, Round, Squares, StepReport, StoreAnswer, StoreAsk, SumId, TensorKey,
+    TensorSpec, Tick, Ticked, Time, View, WorkerId, WorkersKey, Written,
 };
 
 mod checkpoint;
 mod clock;
+mod control;
 mod encoding;
 mod fields;
 mod recovery;
@@ -84,6 +85,20 @@ pub enum Frame {
         order: u64,
         /// What it has written or read, or why not.
         outcome: Result<Written>,
+    },
+    /// An order of an operator, whose connection is an admin's; answered by [`Frame::Controlled`] with the same `request`.
+    Control {
+        /// Chosen by the sender, unique on its connection.
+        request: u64,
+        /// The order.
+        control: Control,
+    },
+    /// A member has obeyed a command, or cannot. Repeating it is harmless.
+    Commanded {
+        /// The number of the command.
+        number: u64,
+        /// The answer, or why there is none.
+        outcome: Result<ControlAnswer>,
     },
     /// This server's share of the norm of a round, which the coordinator has closed. It is said again on each new connection, until the server
     /// hears of the norm. Repeating it is harmless.
@@ -184,6 +199,20 @@ pub enum Frame {
         request: u64,
         /// The checkpoint is whole, or loaded, or why not.
         outcome: Result<Checkpointed>,
+    },
+    /// Answers an operator.
+    Controlled {
+        /// The number of the request.
+        request: u64,
+        /// The answer, or why there is none.
+        outcome: Result<ControlAnswer>,
+    },
+    /// To a member: obey this command of an operator; answered by [`Frame::Commanded`]. May be repeated after a reconnection.
+    Command {
+        /// The number of the command. Later ones have greater numbers.
+        number: u64,
+        /// What to do.
+        command: ControlCommand,
     },
     /// To servers: do this for a checkpoint; answered by [`Frame::Obeyed`]. May be repeated after a reconnection.
     Order(Order),

@@ -39,6 +39,14 @@ pub const CLOCKS_MAX: usize = 4_096;
 pub const CHECKPOINT_PATH_BYTES_MAX: usize = 4_096;
 /// Bytes of the notes that are saved with a checkpoint.
 pub const NOTES_BYTES_MAX: usize = 64 << 10;
+/// Bytes of the fields of an operator's command. A dump has a name and a path.
+pub const CONTROL_FIELDS_BYTES_MAX: usize = 8_192;
+/// Bytes of the filter of a log.
+pub const LOG_FILTER_BYTES_MAX: usize = 4_096;
+/// Files that one dump writes.
+pub const CONTROL_FILES_MAX: usize = 16;
+/// Metrics of one scope.
+pub const STATS_MAX: usize = 1_024;
 /// Barriers at which one worker waits at once.
 pub const BARRIERS_MAX: usize = 64;
 /// Bytes of a key of the store. Libraries put prefixes of prefixes before their keys.

@@ -9,12 +9,12 @@ use super::{
 };
 use crate::error::{Claim, ERRORS, Error, ErrorKind, FieldSource, Tensors};
 use crate::types::{
-    Access, Address, Average, CheckpointAsk, Checkpointed, ClockKey, ClockStep, Closing, CodecSpec, DType, Effect,
-    Encoding, Epoch, Fate, Half, Holdings, Incarnation, KeyPart, LoadAsk, MachineId, Member, Missing, Mode, NodeId, Op,
-    Optimizer, Order, PartId, PartLayout, Participants, Passage, Phase, Piece, Plan, Process, Role, Round, Rule,
-    SaveAsk, Scheme, ServerId, Span, Squares, StepReport, StoreAnswer, StoreAsk, SumId, TableFile, Task, TensorKey,
-    TensorKind, TensorSpec, Tick, Ticked, Time, Update, Version, View, Wiring, WorkerId, WorkerSet, WorkersKey,
-    Written,
+    Access, Address, Average, CheckpointAsk, Checkpointed, ClockKey, ClockStep, Closing, CodecSpec, Control,
+    ControlAnswer, ControlCommand, DType, Effect, Encoding, Epoch, Fate, Half, Holdings, Incarnation, KeyPart, LoadAsk,
+    MachineId, Member, Missing, Mode, NodeId, Op, Optimizer, Order, PartId, PartLayout, Participants, Passage, Phase,
+    Piece, Plan, Process, Recipient, Role, Round, Rule, SaveAsk, Scheme, ServerId, Span, Squares, Stats, StepReport,
+    StoreAnswer, StoreAsk, SumId, TableFile, Task, TensorKey, TensorKind, TensorSpec, Tick, Ticked, Time, Update,
+    Version, View, Wiring, WorkerId, WorkerSet, WorkersKey, Written,
 };
 
 /// A mode by a clock.
@@ -192,18 +192,7 @@ pub fn frames() -> Vec<Frame> {
             }),
         },
         Frame::Obeyed { order: 5, outcome: Err(Error::Cancelled) },
-        Frame::Checkpointed {
-            request: 15,
-            outcome: Ok(Checkpointed {
-                checkpoint: 4,
-                directory: "p/checkpoint-4".to_owned(),
-                tensors: 2,
-                bytes: 8,
-                files: 4,
-                steps: vec![ClockStep { clock: ClockKey(9), step: 7, samples: 2 }],
-                notes: "{}".to_owned(),
-            }),
-        },
+        Frame::Checkpointed { request: 15, outcome: Ok(saved()) },
         Frame::Order(Order { number: 5, task: Task::Save { directory: "d".to_owned(), checkpoint: 4, plan: plan() } }),
         Frame::Order(Order {
             number: 6,
@@ -214,7 +203,48 @@ pub fn frames() -> Vec<Frame> {
             task: Task::Apply { bases: vec![ClockStep { clock: ClockKey(9), step: 3, samples: 2 }] },
         }),
         Frame::Order(Order { number: 6, task: Task::Cancel }),
+        control(Recipient::Server(ServerId(2)), ControlCommand::Stats),
+        control(Recipient::Worker(WorkerId(1)), ControlCommand::Log { filter: "info".to_owned() }),
+        control(Recipient::Coordinator, ControlCommand::Save { path: "p".to_owned(), keep: Some(3) }),
+        control(Recipient::Coordinator, ControlCommand::SetRate { tensor: "w".to_owned(), rate: 0.5, step: Some(40) }),
+        control(
+            Recipient::Worker(WorkerId(1)),
+            ControlCommand::Dump {
+                tensor: "w".to_owned(),
+                round: 7,
+                directory: "d".to_owned(),
+                wait: Duration::from_secs(1),
+            },
+        ),
+        control(Recipient::Coordinator, ControlCommand::Unknown { code: 200, fields: vec![1, 2] }),
+        Frame::Commanded { number: 19, outcome: Ok(ControlAnswer::Stats(stats())) },
+        Frame::Commanded { number: 19, outcome: Err(Error::Cancelled) },
+        Frame::Controlled { request: 18, outcome: Ok(ControlAnswer::Done) },
+        Frame::Controlled { request: 18, outcome: Ok(ControlAnswer::RateSet { step: Some(40) }) },
+        Frame::Controlled { request: 18, outcome: Ok(ControlAnswer::Dumped { files: vec!["f".to_owned()] }) },
+        Frame::Controlled { request: 18, outcome: Ok(ControlAnswer::Saved(saved())) },
+        Frame::Command { number: 19, command: ControlCommand::Drain },
     ]
+}
+
+fn control(recipient: Recipient, command: ControlCommand) -> Frame {
+    Frame::Control { request: 18, control: Control { recipient, wait: Duration::from_secs(1), command } }
+}
+
+fn stats() -> Stats {
+    Stats { scope: "worker".to_owned(), label: "0".to_owned(), values: vec![("pushes".to_owned(), 3)] }
+}
+
+fn saved() -> Checkpointed {
+    Checkpointed {
+        checkpoint: 4,
+        directory: "p/checkpoint-4".to_owned(),
+        tensors: 2,
+        bytes: 8,
+        files: 4,
+        steps: vec![ClockStep { clock: ClockKey(9), step: 7, samples: 2 }],
+        notes: "{}".to_owned(),
+    }
 }
 
 fn hold() -> Hold {

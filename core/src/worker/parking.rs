@@ -37,6 +37,11 @@ impl Parking {
         self.queues.remove(&key).unwrap_or_default()
     }
 
+    /// How many submissions of a tensor wait.
+    pub(super) fn count(&self, key: TensorKey) -> usize {
+        self.queues.get(&key).map_or(0, Vec::len)
+    }
+
     /// Takes all queues.
     pub(super) fn take_all(&mut self) -> impl Iterator<Item = Parked> + use<> {
         std::mem::take(&mut self.queues).into_values().flatten()

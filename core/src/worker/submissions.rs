@@ -21,7 +21,9 @@ use crate::error::{Error, Result};
 use crate::pipeline::registry::{Lookup, ReadyPart, Submitted, Unit, Whole};
 use crate::pipeline::{Duty, Route};
 use crate::sched::{GroupId, TaskId, TaskSpec};
-use crate::types::{Defect, Demand, DeviceKind, InCopies, PartLayout, Priority, TensorKey, TensorSpec, Time, planted};
+use crate::types::{
+    Defect, Demand, DeviceKind, InCopies, PartLayout, Priority, Round, TensorKey, TensorSpec, Time, planted,
+};
 
 impl Worker {
     /// Notes that these tensors are wanted, and asks for the layout of those that are not known. Returns the request whose answer brings
@@ -127,6 +129,11 @@ impl Worker {
                 self.fail(now, id, group, error);
             }
         }
+    }
+
+    /// The round of the next submission of a tensor; `None` if this worker has not declared it.
+    pub fn next_round(&self, key: TensorKey) -> Option<Round> {
+        Some(Round(self.registry.rounds(key)? + self.parking.count(key) as u64))
     }
 
     /// Ends a submission because the caller no longer wants it. It resolves with [`Error::Cancelled`] once no task holds its memory. A call

@@ -54,7 +54,7 @@ impl Embedded {
             false => gradlane_server::Embedded::start(options)?,
         };
         let join = embedded.join_string().clone();
-        let listed = Mutex::new(Some(OwnProcess::new(Listed::here(&config, &join))));
+        let listed = Mutex::new(Some(OwnProcess::new(Listed::here(&config, embedded.coordinator()))));
         Ok(Self { inner: Mutex::new(Some(OwnProcess::new(embedded))), join, published: Mutex::default(), listed })
     }
 

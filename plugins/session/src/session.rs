@@ -108,6 +108,7 @@ impl Session {
             device: Some(devices),
         };
         let engine = Engine::start_shown(options, exporter.as_ref())?;
+        engine.change_log_by(gradlane_server::log::change);
         Ok(Self { entrance: Some(entrance), ..Self::at(engine) })
     }
 

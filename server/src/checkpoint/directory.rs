@@ -2,10 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::path::{Component, Path, PathBuf};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use gradlane_core::error::{Error, Result};
+use gradlane_core::local::confined;
 use gradlane_core::local::failpoint::{Failpoint, reach};
 use gradlane_core::wire::checksum;
 
@@ -18,8 +19,7 @@ use super::write::{PARTIAL, sync_directory, write_file};
 /// # Errors
 /// [`Error::Io`] if there is none.
 pub fn root(configured: Option<&Path>) -> Result<PathBuf> {
-    let root = configured.unwrap_or(Path::new("."));
-    root.canonicalize().map_err(io(format!("looking for checkpoint_dir {}", root.display())))
+    confined::root(configured, "checkpoint_dir")
 }
 
 /// The place of a directory below `root`.
@@ -283,43 +283,11 @@ fn remove(path: &Path) -> Result<()> {
     fs::remove_dir_all(path).map_err(io(what()))
 }
 
-/// A path that a worker has given, as it is called below `root`.
+/// A path that a worker or an operator has given, as it is called below `root`.
 ///
 /// # Errors
 /// [`Error::InvalidArgument`] if it leads somewhere else.
 fn below(root: &Path, path: &str) -> Result<PathBuf> {
-    let refused = |problem: &str| {
-        Err(Error::InvalidArgument {
-            what: format!("the path {path} of a checkpoint {problem}"),
-            hint: format!(
-                "give one below {}, or start coordinator and servers with another checkpoint_dir",
-                root.display()
-            ),
-        })
-    };
-    let given = Path::new(path);
-    let relative = match given.is_absolute() {
-        true => match given.strip_prefix(root) {
-            Ok(relative) => relative,
-            Err(_) => return refused("lies outside checkpoint_dir"),
-        },
-        false => given,
-    };
-    let is_plain = |component: &Component<'_>| matches!(component, Component::Normal(_) | Component::CurDir);
-    if !relative.components().all(|component| is_plain(&component)) {
-        return refused("leads out of its directory");
-    }
-    if !relative.components().any(|component| matches!(component, Component::Normal(_))) {
-        return refused("is checkpoint_dir itself");
-    }
-    // A link on the way may lead anywhere.
-    let mut there = root.join(relative);
-    while !there.exists() && there.pop() {}
-    match there.canonicalize() {
-        Ok(real) if real.starts_with(root) => {
-            Ok(relative.components().filter(|part| *part != Component::CurDir).collect())
-        }
-        Ok(_) => refused("leads out of checkpoint_dir by a link"),
-        Err(error) => Err(io(format!("looking for {path}"))(error)),
-    }
+    let hint = "start coordinator and servers with another checkpoint_dir";
+    confined::below(root, path, "checkpoint_dir", "of a checkpoint", hint)
 }

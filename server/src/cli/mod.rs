@@ -1,12 +1,11 @@
 //! The command line: `gradlane` of the Python package and `gradlane-server`, one and the same.
 //!
 //! This file parses the arguments and selects the command: [`settings`] are the arguments of every command, [`roles`] runs a part of a job,
-//! [`crate::launch`] a whole one, [`status`] and [`crate::doctor`] report. All settings are knobs of [`gradlane_core::config`]; a flag is only
+//! [`crate::launch`] a whole one, [`status`] and [`crate::doctor`] report, [`ctl`] gives orders. All settings are knobs of [`gradlane_core::config`]; a flag is only
 //! a short name for one.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -25,6 +24,7 @@ use crate::launch::rendezvous;
 use crate::launch::{self, Launch};
 
 mod bench;
+mod ctl;
 mod live;
 mod roles;
 mod screen;
@@ -33,6 +33,7 @@ mod status;
 mod status_printer;
 mod token;
 
+use screen::say;
 use settings::Settings;
 
 /// Runs the command line `argv`, whose first word is the command's own name, and returns the exit code (`gradlane --help` lists them).
@@ -133,6 +134,11 @@ enum Command {
         after_help = "Without a job's name or join string, shows every job that a process of this user leads on this host."
     )]
     Status(Status),
+    /// Give an order to a job that runs, as an admin
+    Ctl {
+        #[command(subcommand)]
+        order: ctl::Order,
+    },
     /// Make a further join string for a job that runs, for one role
     Token {
         #[command(subcommand)]
@@ -193,8 +199,8 @@ enum Token {
 
 #[derive(Args, Debug)]
 struct NewToken {
-    /// What it lets a process be: worker or server
-    #[arg(long, value_parser = ["worker", "server"])]
+    /// What it lets a process be: a member, or an admin, who gives orders (`gradlane ctl`)
+    #[arg(long, value_parser = ["worker", "server", "admin"])]
     role: String,
     /// How many processes it lets in
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=4096))]
@@ -254,8 +260,9 @@ impl Command {
                     Some(seconds) => status::watch(&config, Duration::from_secs(seconds), show),
                 }
             }
+            Self::Ctl { order } => order.give(),
             Self::Token { what: Token::New(NewToken { role, uses, ttl, settings }) } => {
-                let role = if role == "server" { Role::Server } else { Role::Worker };
+                let role = Role::named(&role).expect("one of those that the parser takes");
                 let config = settings.load(Some(ProcessRole::Server))?;
                 token::make(&config, token::Good { role, uses, lasts: ttl }).map(|()| exit::SUCCESS)
             }
@@ -320,12 +327,6 @@ fn expectations(config: &Config, program: &[OsString]) -> doctor::Expectations {
         state_dir: rendezvous::state_dir(config).map_or_else(|_| PathBuf::from("~/.gradlane"), Path::to_owned),
         python_prefixes: prefix.into_iter().collect(),
     }
-}
-
-/// Prints a result. A reader that has closed the pipe, such as `head`, is no failure.
-fn say(text: &str) -> Result<i32> {
-    let _ = writeln!(std::io::stdout(), "{}", text.trim_end());
-    Ok(exit::SUCCESS)
 }
 
 /// Turns `run -np 4` of MPI's and BytePS's launchers into `run -n 4`, but only among the launcher's own arguments, before the name of the

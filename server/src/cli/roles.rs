@@ -144,7 +144,7 @@ fn start_coordinator(config: Config) -> Result<Coordinating> {
     if let Some(exporter) = &exporter {
         node.show_at(exporter);
     }
-    let listed = Listed::here(&config, node.join_string());
+    let listed = Listed::here(&config, &node);
     let announced = announce(node.join_string(), &config)?;
     let (servers, stall_warn) = (config.servers, config.stall_warn);
     let (announced, is_resumed) = (Mutex::new(Some(announced)), config.resume && directory.is_some());
@@ -212,7 +212,7 @@ fn start_both(config: Config, handle: Option<&Arc<dyn Handle>>) -> Result<Joint>
         rendezvous::check_free(state_dir, &config.job)?;
     }
     let embedded = Embedded::start_with(EmbeddedOptions { config: config.clone(), workers, servers }, handle)?;
-    let listed = Listed::here(&config, embedded.join_string());
+    let listed = Listed::here(&config, embedded.coordinator());
     let announced = announce(embedded.join_string(), &config)?;
     Ok(Joint { embedded, workers, servers, stall_warn: config.stall_warn, _announced: announced, _listed: listed })
 }

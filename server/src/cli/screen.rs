@@ -3,12 +3,21 @@
 use std::io::{IsTerminal, Write};
 
 use comfy_table::{ContentArrangement, Table, presets};
+use gradlane_core::Result;
+
+use crate::exit;
 
 /// The columns of the terminal on standard output; nothing if standard output is none.
 pub(super) fn columns() -> Option<u16> {
     let stdout = std::io::stdout();
     let size = stdout.is_terminal().then(|| terminal_size::terminal_size_of(&stdout)).flatten();
     size.map(|(width, _)| width.0)
+}
+
+/// Prints a result. A reader that has closed the pipe, such as `head`, is no failure.
+pub(super) fn say(text: &str) -> Result<i32> {
+    let _ = writeln!(std::io::stdout(), "{}", text.trim_end());
+    Ok(exit::SUCCESS)
 }
 
 /// Empties the terminal on standard output, and goes to its first line (ECMA-48: CUP, ED).

@@ -52,7 +52,7 @@ pub(super) fn ask(config: &Config) -> Result<Vec<Answer>> {
     if answers.is_empty() { Err(nothing_runs_here(config)) } else { Ok(answers) }
 }
 
-fn led_here(config: &Config) -> Vec<Running> {
+pub(super) fn led_here(config: &Config) -> Vec<Running> {
     config.state_dir.as_deref().map(running::jobs).unwrap_or_default()
 }
 
@@ -93,14 +93,14 @@ fn ask_at(config: &Config, found: Found) -> Result<Answer> {
     Ok(Answer { leader: None, status: Ok(runtime::status(&join.address, &credentials, patience)?) })
 }
 
-fn nothing_runs(config: &Config, error: Error) -> Error {
+pub(super) fn nothing_runs(config: &Config, error: Error) -> Error {
     match error {
         Error::Unavailable { .. } => nothing_runs_here(config),
         error => error,
     }
 }
 
-fn nothing_runs_here(config: &Config) -> Error {
+pub(super) fn nothing_runs_here(config: &Config) -> Error {
     let name = if *config.origin("job") == Origin::Default { String::new() } else { format!(" {}", config.job) };
     Error::Unavailable {
         what: format!("a job{name} of this user on this host"),
@@ -404,6 +404,7 @@ mod tests {
         let leader = Running {
             job: "night".to_owned(),
             join: JoinString { address: "127.0.0.1:9000".to_owned(), ca_hash: [1; 32], secret: [2; 16] },
+            operators: JoinString { address: "127.0.0.1:9000".to_owned(), ca_hash: [1; 32], secret: [3; 16] },
             pid: 60,
             command: "gradlane run -n 1 -s 1 -- python train.py".to_owned(),
         };

@@ -1,4 +1,4 @@
-//! Saves and loads of the parameters of a job: one at a time, for whichever worker asks.
+//! Saves and loads of the parameters of a job: one at a time, for whichever worker or operator asks.
 //!
 //! ```text
 //! save: asked ──► Begins ──a directory──► Obeys (servers write) ──► Publishes ──► answered
@@ -13,8 +13,10 @@ use std::collections::BTreeMap;
 use gradlane_core::error::{Error, Result};
 use gradlane_core::types::{
     CheckpointAsk, Checkpointed, ClockKey, ClockStep, Contents, LoadAsk, Missing, Order, PartLayout, Plan, SaveAsk,
-    ServerId, Task, TensorSpec, Time, WorkerId, Written,
+    ServerId, Task, TensorSpec, Time, Written,
 };
+
+use super::asker::Asker;
 
 /// The machine.
 #[derive(Default, Debug)]
@@ -30,7 +32,7 @@ pub(super) struct Checkpoints {
 #[derive(Debug)]
 struct Open {
     number: u64,
-    worker: WorkerId,
+    asker: Asker,
     request: u64,
     ask: CheckpointAsk,
     since: Time,
@@ -118,10 +120,10 @@ pub enum Found {
     },
 }
 
-/// The end of a worker's wait.
+/// The end of a wait.
 #[derive(Clone, PartialEq, Debug)]
 pub(super) struct Answer {
-    pub(super) worker: WorkerId,
+    pub(super) asker: Asker,
     pub(super) request: u64,
     pub(super) outcome: Result<Checkpointed>,
 }
@@ -145,23 +147,23 @@ pub(super) struct Parameters {
 }
 
 impl Checkpoints {
-    /// A worker asks, perhaps not for the first time.
+    /// A worker or an operator asks, perhaps not for the first time.
     pub(super) fn ask(
         &mut self,
         now: Time,
-        (worker, request): (WorkerId, u64),
+        (asker, request): (Asker, u64),
         ask: CheckpointAsk,
         parameters: Parameters,
     ) -> Turn {
-        if self.open.as_ref().is_some_and(|open| (open.worker, open.request) == (worker, request)) {
+        if self.open.as_ref().is_some_and(|open| (open.asker, open.request) == (asker, request)) {
             return Turn::default();
         }
-        let again = self.answered.as_ref().filter(|answer| (answer.worker, answer.request) == (worker, request));
+        let again = self.answered.as_ref().filter(|answer| (answer.asker, answer.request) == (asker, request));
         if let Some(answer) = again {
             return Turn::answer(answer.clone());
         }
         if let Some(error) = self.refusal(&parameters) {
-            return Turn::answer(Answer { worker, request, outcome: Err(error) });
+            return Turn::answer(Answer { asker, request, outcome: Err(error) });
         }
         // Later than those of a coordinator that led this job before.
         self.number = now.0.max(self.number + 1);
@@ -175,7 +177,7 @@ impl Checkpoints {
         let Parameters { tensors, parts } = parameters;
         self.open = Some(Open {
             number,
-            worker,
+            asker,
             request,
             ask,
             since: now,
@@ -194,7 +196,7 @@ impl Checkpoints {
     fn refusal(&self, parameters: &Parameters) -> Option<Error> {
         if let Some(open) = &self.open {
             return Some(Error::FailedPrecondition {
-                what: format!("{} is {}", open.worker, open.described()),
+                what: format!("{} is {}", open.asker, open.described()),
                 hint: "wait for its end; one worker saves for all".to_owned(),
             });
         }
@@ -346,7 +348,7 @@ impl Checkpoints {
                 }
             }
         }
-        let answer = Answer { worker: open.worker, request: open.request, outcome };
+        let answer = Answer { asker: open.asker, request: open.request, outcome };
         self.answered = Some(answer.clone());
         turn.answer = Some(answer);
         turn

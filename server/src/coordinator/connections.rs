@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use gradlane_core::error::{Error, Result};
-use gradlane_core::types::{LinkId, NodeId, Role};
+use gradlane_core::types::{ControlCommand, LinkId, NodeId, Role};
 use gradlane_core::wire::{Frame, limits};
 
 use super::journal::Record;
@@ -14,8 +14,10 @@ use super::{Command, Event};
 #[derive(Debug, Default)]
 pub(super) struct Connections {
     links: BTreeMap<LinkId, Link>,
-    /// Those of observers, and those of other nodes that have not spoken for a member yet. Later connections have greater names.
+    /// Those of observers, those of operators, and those of other nodes that have not spoken for a member yet. Later connections have greater
+    /// names.
     observers: BTreeSet<LinkId>,
+    operators: BTreeSet<LinkId>,
     strangers: BTreeSet<LinkId>,
     commands: VecDeque<Command>,
     /// Of members that gave up and wait for an answer.
@@ -33,17 +35,20 @@ pub(super) struct Link {
 }
 
 impl Connections {
-    /// An authenticated node connected. Observers have [`OBSERVERS_MAX`] places of their own, and all others have `STRANGERS_MAX` until
+    /// An authenticated node connected. Observers have [`OBSERVERS_MAX`] places of their own, operators [`OPERATORS_MAX`], and all others have `STRANGERS_MAX` until
     /// they speak for a member. When these are taken, the oldest connection without a member gives way. So nobody who may only look takes
     /// the place of a member, and idle connections keep nobody out. Members' connections are not counted, because there are no more of
     /// them than members.
     pub(super) fn add(&mut self, link: LinkId, node: NodeId, role: Role) {
         self.links.insert(link, Link { node, role, speaks_for: None });
-        let is_observer = role == Role::Observer;
-        let guests = if is_observer { &mut self.observers } else { &mut self.strangers };
+        let (guests, what, max) = match role {
+            Role::Observer => (&mut self.observers, "observers", OBSERVERS_MAX),
+            Role::Admin => (&mut self.operators, "operators", OPERATORS_MAX),
+            Role::Worker | Role::Server | Role::Coordinator => {
+                (&mut self.strangers, "connections of no member", STRANGERS_MAX)
+            }
+        };
         guests.insert(link);
-        let (what, max) =
-            if is_observer { ("observers", OBSERVERS_MAX) } else { ("connections of no member", STRANGERS_MAX) };
         if guests.len() > max {
             let oldest = guests.first().copied().expect("there is the new one");
             let error = Error::Exhausted {
@@ -84,7 +89,7 @@ impl Connections {
         let certified = self.links.get(&link).map(|link| link.role);
         match claimed {
             Role::Worker | Role::Server if certified == Some(claimed) => Ok(()),
-            Role::Worker | Role::Server | Role::Coordinator | Role::Observer => Err(Error::Auth {
+            Role::Worker | Role::Server | Role::Coordinator | Role::Observer | Role::Admin => Err(Error::Auth {
                 problem: match certified {
                     Some(role) => format!("this process joins as a {claimed}, but its certificate is that of a {role}"),
                     None => format!("this process joins as a {claimed} without a certificate"),
@@ -126,6 +131,7 @@ impl Connections {
     pub(super) fn remove(&mut self, link: LinkId) -> Option<Identity> {
         self.parting.retain(|parting| *parting != link);
         self.observers.remove(&link);
+        self.operators.remove(&link);
         self.strangers.remove(&link);
         self.links.remove(&link).and_then(|link| link.speaks_for)
     }
@@ -139,6 +145,11 @@ impl Connections {
     /// The node at the other end gets its next certificate.
     pub(super) fn certify(&mut self, link: LinkId) {
         self.commands.push_back(Command::Certify { link });
+    }
+
+    /// The coordinator itself obeys this command of an operator.
+    pub(super) fn obey(&mut self, number: u64, command: ControlCommand) {
+        self.commands.push_back(Command::Obey { number, command });
     }
 
     /// The driver does this with files.
@@ -186,5 +197,7 @@ impl Connections {
 
 /// Observers at once. An observer asks, and ends.
 pub(super) const OBSERVERS_MAX: usize = 32;
+/// Connections of operators at once. An operator gives orders, and ends.
+pub(super) const OPERATORS_MAX: usize = 128;
 /// Connections of workers and servers that have not joined yet: all members may come at the same time.
 const STRANGERS_MAX: usize = limits::MEMBERS_MAX;

@@ -13,7 +13,7 @@ use crossbeam_channel::{RecvTimeoutError, Sender, unbounded};
 use gradlane_core::config::Config;
 use gradlane_core::identity::{Authority, Credentials};
 use gradlane_core::local::OwnThread;
-use gradlane_core::local::failpoint::{Failpoint, reach};
+use gradlane_core::local::failpoint::reach;
 use gradlane_core::metrics::CoordinatorMetrics;
 use gradlane_core::runtime::exporter::{Exporter, Exposure};
 use gradlane_core::runtime::{Clock, Heard, Inputs, process};
@@ -28,15 +28,18 @@ use super::{Command, Coordinator, CoordinatorConfig, Event, Found};
 mod disk;
 pub(crate) mod journal;
 mod log;
+mod obeying;
 mod probe;
 mod questions;
 mod stepping_down;
+mod telling;
 pub(crate) mod term;
 
 use disk::Files;
 use journal::{Journal, kept};
 use probe::Probe;
 use questions::Questions;
+use telling::{tells, told};
 
 /// A running coordinator.
 pub struct CoordinatorNode {
@@ -156,6 +159,11 @@ impl CoordinatorNode {
     /// The join string: all that a node needs to join. It is a secret.
     pub fn join_string(&self) -> &JoinString {
         &self.join
+    }
+
+    /// The join string that lets operators give orders. It is a secret of the user who leads the job.
+    pub fn operators_string(&self) -> JoinString {
+        self.authority.operators_string(&self.join.address)
     }
 
     /// Credentials for a server inside this process, issued without a connection.
@@ -451,6 +459,10 @@ impl Driver {
                 Command::ShareKey { link } => self.listener.send(link, Frame::WorkersKey(self.workers_key.clone())),
                 Command::Journal(record) => self.journal.iter_mut().for_each(|journal| journal.add(&record)),
                 Command::Disk(disk) => self.files.begin(disk),
+                Command::Obey { number, command } => {
+                    let outcome = obeying::obey(&self.probe, command);
+                    self.machine.handle_obeyed_here(number, outcome);
+                }
                 Command::Event(Event::Finished(outcome)) => {
                     let outcome = match self.form_again() {
                         Ok(true) => continue,
@@ -474,22 +486,6 @@ impl Driver {
         }
         ended
     }
-}
-
-/// Where a coordinator is that has told a member this.
-fn told(frame: &Frame) -> Option<Failpoint> {
-    match frame {
-        Frame::View(_) => Some(Failpoint::ViewTold),
-        Frame::Boundary { .. } => Some(Failpoint::BoundaryTold),
-        Frame::Passed { .. } => Some(Failpoint::PassedTold),
-        Frame::Restore { .. } => Some(Failpoint::RestoreTold),
-        _ => None,
-    }
-}
-
-/// Whether somebody who gets the frame may act upon what is written down.
-fn tells(frame: &Frame) -> bool {
-    !matches!(frame, Frame::HeartbeatAck { .. } | Frame::Status(_) | Frame::Forming(_) | Frame::StallNotice { .. })
 }
 
 impl End {

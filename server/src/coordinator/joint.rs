@@ -413,6 +413,7 @@ impl World {
                 Command::Certify { .. } => unreachable!("nobody asks for a certificate"),
                 Command::ShareKey { .. } => {}
                 Command::Disk(_) => unreachable!("nobody asks for a checkpoint"),
+                Command::Obey { .. } => unreachable!("nobody gives orders"),
                 Command::Journal(record) => self.journal.push(record.encode()),
                 Command::Event(Event::Finished(_)) if self.coordinator.forms_again() => self.form_again(),
                 Command::Event(Event::Finished(outcome)) => {
@@ -610,6 +611,7 @@ impl Node {
             | MemberEvent::Ended { .. }
             | MemberEvent::Close(_)
             | MemberEvent::Order(_)
+            | MemberEvent::Command { .. }
             | MemberEvent::Forget { .. }
             | MemberEvent::Boundary { .. }
             | MemberEvent::Passed { .. }

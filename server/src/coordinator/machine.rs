@@ -13,6 +13,7 @@ use super::boundaries::Boundaries;
 use super::checkpoints::Checkpoints;
 use super::clocks::Clocks;
 use super::connections::{Connections, Link};
+use super::controls::Controls;
 use super::endings::{Endings, Waiting};
 use super::health::FailureDetector;
 use super::journal::Entry;
@@ -28,11 +29,13 @@ use super::verdict::Lost;
 use super::{Command, CoordinatorConfig, Event, questions};
 
 mod checkpointing;
+mod controlling;
 mod counting;
 mod declaring;
 mod holding;
 mod leaving;
 mod losing;
+mod passing;
 mod recovering;
 mod reforming;
 mod reporting;
@@ -70,6 +73,7 @@ pub struct Coordinator {
     barriers: Barriers,
     clocks: Clocks,
     checkpoints: Checkpoints,
+    controls: Controls,
     boundaries: Boundaries,
     /// What the workers were told last of a boundary.
     last_passed: Option<Frame>,
@@ -113,6 +117,7 @@ impl Coordinator {
             barriers: Barriers::new(config.workers, config.defect),
             clocks: Clocks::new(config.workers, config.servers, told_for(&config), config.defect),
             checkpoints: Checkpoints::default(),
+            controls: Controls::default(),
             boundaries: Boundaries::new(
                 config.boundary_timeout,
                 config.leave_grace,
@@ -142,27 +147,6 @@ impl Coordinator {
             self.finish();
         }
         self.connections.next_command()
-    }
-
-    /// When to call [`Coordinator::handle_timeout`] if nothing happens before. `None` once the job is finished.
-    pub fn poll_timeout(&self) -> Option<Time> {
-        let silence = self.failure_detector.poll_timeout();
-        match self.stage {
-            Stage::Forming { until } => Some(silence.map_or(until, |due| due.min(until))),
-            Stage::Running => {
-                let placement = self.registry.as_ref().and_then(Registry::poll_timeout);
-                let asked = [
-                    self.barriers.poll_timeout(),
-                    self.clocks.poll_timeout(),
-                    self.checkpoints.poll_timeout(),
-                    self.store.poll_timeout(),
-                    self.boundaries.poll_timeout(),
-                ];
-                asked.into_iter().chain([silence, placement, self.recovery.poll_timeout()]).flatten().min()
-            }
-            Stage::Closing { until, .. } => Some(until),
-            Stage::Finished { .. } => None,
-        }
     }
 
     /// The current membership. While the job forms, its members have the ranks that they would get if no other process came.
@@ -227,6 +211,7 @@ impl Coordinator {
                 self.connections.send(link, Frame::Status(status));
             }
             (Frame::Join(join), None) => self.handle_join(now, link, node, join),
+            (Frame::Control { request, control }, _) => self.handle_control(now, link, request, control),
             (Frame::Join(_), Some(_)) => self.close_protocol(link, "kind", "is a second join"),
             (_, None) if self.connections.is_parting(link) => {}
             (_, None) => self.close_protocol(link, "kind", "came before a join; send the join first"),
@@ -250,6 +235,9 @@ impl Coordinator {
                 self.handle_checkpoint(now, link, identity, request, ask);
             }
             (Frame::Obeyed { order, outcome }, Some(identity)) => self.handle_obeyed(link, identity, order, outcome),
+            (Frame::Commanded { number, outcome }, Some(identity)) => {
+                self.handle_commanded(identity, number, outcome);
+            }
             (Frame::Squares(squares), Some(identity)) => self.handle_squares(now, link, identity, squares),
             (Frame::Store { request, ask }, Some(identity)) => self.handle_store(now, link, identity, request, ask),
             (Frame::Steps(report), Some(identity)) => self.handle_steps(now, link, identity, report),
@@ -273,6 +261,8 @@ impl Coordinator {
                 | Frame::Ticked { .. }
                 | Frame::Checkpointed { .. }
                 | Frame::Order(_)
+                | Frame::Controlled { .. }
+                | Frame::Command { .. }
                 | Frame::Close(_)
                 | Frame::Boundary { .. }
                 | Frame::Passed { .. }
@@ -290,6 +280,7 @@ impl Coordinator {
     /// A connection ended.
     pub fn handle_disconnected(&mut self, link: LinkId, error: Error) {
         self.forget_newcomer(link);
+        self.controls.forget(link);
         if let Some(identity) = self.connections.remove(link) {
             self.hold_seat(identity, error);
         }
@@ -302,46 +293,6 @@ impl Coordinator {
         let loss = self.roster.seats().filter(is_it).map(lost).collect();
         self.find_lost(now, loss);
         self.expect_no_more(now, pid, host, &cause);
-    }
-
-    /// [`Coordinator::poll_timeout`] passed. Calling it early is harmless.
-    pub fn handle_timeout(&mut self, now: Time) {
-        match self.stage {
-            Stage::Forming { until } if until <= now => self.form_late(now),
-            Stage::Forming { .. } | Stage::Running => {
-                if self.failure_detector.was_asleep(now) {
-                    self.write_down(Entry::WokeUp { at: now });
-                    self.wake_up(now);
-                }
-                let silent = self.failure_detector.sweep(now, &mut self.roster);
-                self.handle_silence(now, silent);
-                let is_late = |due: Option<Time>| due.is_some_and(|at| at <= now);
-                let lasting = [self.barriers.poll_timeout(), self.boundaries.poll_timeout()];
-                if lasting.into_iter().any(is_late) {
-                    self.write_down(Entry::Late { at: now });
-                }
-                self.expire(now);
-                self.expire_recovery(now);
-                if let Some(warning) = self.registry.as_mut().and_then(|registry| registry.warning(now)) {
-                    self.connections.event(Event::HotServer { warning });
-                }
-            }
-            Stage::Closing { until, .. } if until <= now => self.finish(),
-            Stage::Closing { .. } | Stage::Finished { .. } => {}
-        }
-    }
-
-    /// Ends what has waited for too long.
-    fn expire(&mut self, now: Time) {
-        let answers = self.barriers.expire(now);
-        self.answer(answers);
-        let late = self.clocks.expire(now);
-        self.tell_ticked(late);
-        let late = self.checkpoints.expire(now);
-        self.turn_checkpoints(late);
-        let replies = self.store.expire(now);
-        self.reply(replies);
-        self.expire_steps(now);
     }
 
     /// Ends the job for every member with `cause`, unless it ended before.
@@ -462,6 +413,8 @@ impl Coordinator {
             let replies = self.store.fail_all(cause);
             self.reply(replies);
         }
+        let ordered = self.controls.fail_all(&questions::over(&outcome));
+        self.answer_control(ordered);
         if !self.forms_again() {
             for (link, _) in self.newcomers.take() {
                 self.dismiss(link, questions::over(&outcome));

@@ -22,6 +22,8 @@
 //! | `machine::stepping`, `boundaries` | where workers stand between two steps, and which of them leave there |
 //! | `machine::reforming`, `newcomers` | which processes wait to be taken in, and how the job forms again with them |
 //! | `machine::holding`, `missed` | how many workers the job waits for, and what those hear that hold |
+//! | `machine::controlling`, `controls` | which orders of operators are obeyed, and who has not answered |
+//! | `machine::passing` | what time changes |
 //! | `machine::telling` | how answers and refusals are sent, and connections closed |
 //! | `machine::storing`, `store` | what workers put under keys, and which reads wait for a key |
 //! | `lately` | what servers that connect again may have missed |
@@ -35,11 +37,12 @@ use gradlane_core::config::Config;
 use gradlane_core::error::{Error, Result};
 use gradlane_core::pipeline::LayoutConfig;
 use gradlane_core::types::defect::Defect;
-use gradlane_core::types::{Epoch, LinkId};
+use gradlane_core::types::{ControlCommand, Epoch, LinkId, Recipient};
 use gradlane_core::wire::Frame;
 use gradlane_core::wire::frame::{Names, Stall};
 
 // Declared in alphabetical order; the table above is the order to read them in.
+mod asker;
 mod barrier;
 mod boundaries;
 mod census;
@@ -47,6 +50,7 @@ mod checkpoints;
 mod clips;
 pub(crate) mod clocks;
 mod connections;
+mod controls;
 pub mod driver;
 mod endings;
 mod health;
@@ -190,6 +194,13 @@ pub enum Command {
     Journal(Record),
     /// Work with the files of a checkpoint. Its outcome goes to [`Coordinator::handle_disk`].
     Disk(Disk),
+    /// Obey this command of an operator. Its outcome goes to [`Coordinator::handle_obeyed_here`].
+    Obey {
+        /// The number of the order.
+        number: u64,
+        /// What to do.
+        command: ControlCommand,
+    },
     /// An event for the log and the exit code.
     Event(Event),
 }
@@ -206,6 +217,13 @@ pub enum Event {
     Formed {
         /// The epoch of the first view.
         epoch: Epoch,
+    },
+    /// An operator has given an order.
+    Ordered {
+        /// To whom.
+        to: Recipient,
+        /// Its word.
+        order: &'static str,
     },
     /// A process was refused. For a duplicate rank the error names the holder, which is not affected.
     Refused {

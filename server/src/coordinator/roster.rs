@@ -482,7 +482,7 @@ impl Size {
         match role {
             Role::Worker => self.workers,
             Role::Server => self.servers,
-            Role::Coordinator | Role::Observer => 0,
+            Role::Coordinator | Role::Observer | Role::Admin => 0,
         }
     }
 }

@@ -164,7 +164,8 @@ pub(super) fn verdict(policy: Policy, roster: &Roster, keeps_parameters: bool, l
     }
 }
 
-fn peer_lost(roster: &Roster, lost: &Lost) -> Error {
+/// The error for those who wait for a member that is lost.
+pub(super) fn peer_lost(roster: &Roster, lost: &Lost) -> Error {
     let host = roster.seat(lost.identity).map(|seat| seat.member.place()).unwrap_or_default();
     Error::PeerLost { member: roster.name(lost.identity), host, cause: lost.cause.clone() }
 }

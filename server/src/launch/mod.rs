@@ -194,7 +194,7 @@ impl Host {
         let (workers, servers) = (launch.workers, launch.servers);
         if servers == 0 {
             let embedded = Embedded::start(EmbeddedOptions { config: config.clone(), workers, servers: 1 })?;
-            let _listed = Listed::here(&config, embedded.join_string());
+            let _listed = Listed::here(&config, embedded.coordinator());
             return Ok(Self::Embedded { embedded, _listed });
         }
         let machine = CoordinatorConfig::from_config(&config, workers, servers);
@@ -203,7 +203,7 @@ impl Host {
         if let Some(exporter) = &exporter {
             node.show_at(exporter);
         }
-        let _listed = Listed::here(&config, node.join_string());
+        let _listed = Listed::here(&config, &node);
         Ok(Self::Coordinator { node, _listed })
     }
 

@@ -174,7 +174,7 @@ impl Supervision {
         let goes_on = match role {
             Some(Role::Worker) => self.on_worker_loss.goes_on(),
             Some(Role::Server) => self.outlives_servers,
-            Some(Role::Coordinator | Role::Observer) | None => false,
+            Some(Role::Coordinator | Role::Observer | Role::Admin) | None => false,
         };
         match self.state {
             // A server that ends in order does so because the job has ended; its workers may still be busy.

@@ -20,7 +20,7 @@ use gradlane_core::metrics::ServerMetrics;
 use gradlane_core::reduce::Kernels;
 use gradlane_core::runtime::{Clock, Reporter, Timer};
 use gradlane_core::transport::{Incoming, Listener, Outgoing};
-use gradlane_core::types::{ExchangeId, Time};
+use gradlane_core::types::{ControlAnswer, ExchangeId, TensorKey, Time};
 use gradlane_core::wire::Request;
 use gradlane_core::wire::frame::{Progress, Stall};
 
@@ -164,6 +164,18 @@ impl DataPlane {
     /// Follows the membership.
     pub(crate) fn handle_member(self: &Arc<Self>, event: MemberEvent) {
         self.guard(|| self.with(|node, _| node.handle_member(event)));
+    }
+
+    /// As [`Node::handle_rate`].
+    pub(crate) fn handle_rate(self: &Arc<Self>, key: TensorKey, step: Option<u64>, rate: f64) -> Result<()> {
+        self.with(|node, _| node.handle_rate(key, step, rate))
+    }
+
+    /// Tells the coordinator what a command of an operator has come to.
+    pub(crate) fn report_commanded(&self, number: u64, outcome: Result<ControlAnswer>) {
+        if let Some(reporter) = self.reporter.get() {
+            reporter.report_commanded(number, outcome);
+        }
     }
 
     /// Does work of this server. A panic leaves it in a state that nobody knows, so it ends the server and its membership.

@@ -235,12 +235,21 @@ impl Node {
             | MemberEvent::Declared { .. }
             | MemberEvent::BarrierDone { .. }
             | MemberEvent::Answered { .. }
+            | MemberEvent::Command { .. }
             | MemberEvent::Boundary { .. }
             | MemberEvent::Passed { .. }
             | MemberEvent::Restore { .. }
             | MemberEvent::Renewed { .. }
             | MemberEvent::WorkersKey(_) => {}
         }
+    }
+
+    /// An operator has changed the learning rate of a parameter, from a global step on, or at once if it has no clock.
+    ///
+    /// # Errors
+    /// [`Error::Exhausted`] if there are too many changes for different steps.
+    pub fn handle_rate(&mut self, key: TensorKey, step: Option<u64>, rate: f64) -> Result<()> {
+        self.services.handle_rate(key, step, rate)
     }
 
     /// What an order of the coordinator has wanted was written, or read.

@@ -26,8 +26,10 @@ pub mod sum;
 
 mod archive;
 mod data_plane;
+mod ending;
 mod lanes;
 mod life;
+mod orders;
 mod probe;
 mod server;
 

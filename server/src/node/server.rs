@@ -5,10 +5,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use gradlane_core::cluster::{ContactTerms, MemberConfig, MemberEvent};
-use gradlane_core::config::{Config, OnServerLoss, verdict_time};
+use gradlane_core::config::{Config, verdict_time};
 use gradlane_core::identity::Credentials;
 use gradlane_core::local::SharedBacking;
-use gradlane_core::local::failpoint::{Failpoint, reach};
 use gradlane_core::mem::{Backing, Copies, Pool};
 use gradlane_core::metrics::ServerMetrics;
 use gradlane_core::runtime::exporter::{Exporter, Exposure};
@@ -23,7 +22,9 @@ use crate::handle::Handle;
 use crate::memory_limit;
 use crate::node::config::NodeConfig;
 use crate::node::data_plane::DataPlane;
+use crate::node::ending;
 use crate::node::life::ServerState;
+use crate::node::orders::Ordered;
 
 /// How to start a server.
 #[derive(Clone, Debug)]
@@ -121,14 +122,20 @@ impl Server {
         member.process.addresses.clone_from(&addresses);
 
         let (reporter, followed) = (Arc::clone(&plane), Arc::clone(&plane));
+        let ordered = Arc::new(Ordered::new(&plane, config.on_server_loss));
+        let obeying = Arc::clone(&ordered);
         let membership = Membership::start(
             MembershipOptions { member, coordinator, credentials },
             clock,
             move || reporter.progress(),
-            move |event| follow(&followed, event),
+            move |event| match event {
+                MemberEvent::Command { number, command } => obeying.obey(number, command),
+                other => follow(&followed, other),
+            },
         )?;
         plane.attach(listener, membership.reporter());
         let membership = Arc::new(Mutex::new(membership));
+        ordered.attach(&membership);
         Ok(Self { options, handle, addresses, plane, membership, exposure: Mutex::default() })
     }
 
@@ -194,23 +201,14 @@ impl Server {
     /// What is open is completed and answered, for at most `patience`; then the server stops. A second call waits for the same, with its own
     /// patience.
     pub fn drain(&self, patience: Duration) -> bool {
-        reach(Failpoint::Drains);
-        let drained = match self.options.config.on_server_loss {
-            OnServerLoss::Continue => {
-                self.membership.lock().expect(LOCK).give_up("it was asked to stop".to_owned());
-                self.plane.wait(Some(patience)).is_some()
-            }
-            OnServerLoss::Abort => self.plane.drain(patience),
-        };
+        let drained = ending::drain(&self.plane, &self.membership, self.options.config.on_server_loss, patience);
         self.stop(FAREWELL);
         drained
     }
 
     /// Stops at once: open exchanges fail on the workers' side. Idempotent.
     pub fn stop(&self, patience: Duration) {
-        self.plane.end();
-        self.membership.lock().expect(LOCK).stop();
-        self.plane.stop(patience);
+        ending::stop(&self.plane, &self.membership, patience);
         // Frees the port, if nobody else is shown there.
         let exposure = self.exposure.lock().unwrap_or_else(PoisonError::into_inner).take();
         drop(exposure);
@@ -223,7 +221,6 @@ impl Drop for Server {
     }
 }
 
-const LOCK: &str = "nobody panics while holding it";
 /// How long peers may take to learn that a server is gone.
 const FAREWELL: Duration = Duration::from_millis(500);
 
@@ -251,6 +248,7 @@ fn follow(plane: &Arc<DataPlane>, event: MemberEvent) {
         | MemberEvent::BarrierDone { .. }
         | MemberEvent::Close(_)
         | MemberEvent::Order(_)
+        | MemberEvent::Command { .. }
         | MemberEvent::Answered { .. }
         | MemberEvent::Boundary { .. }
         | MemberEvent::Passed { .. }

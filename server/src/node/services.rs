@@ -140,6 +140,14 @@ impl Services {
         self.parameters.handle_close(closing, budget);
     }
 
+    /// An operator has changed the learning rate of a parameter.
+    ///
+    /// # Errors
+    /// [`Error::Exhausted`] if there are too many.
+    pub(super) fn handle_rate(&mut self, key: TensorKey, step: Option<u64>, rate: f64) -> Result<()> {
+        self.parameters.handle_rate(key, step, rate)
+    }
+
     /// The coordinator has an order about a checkpoint.
     pub(super) fn handle_order(&mut self, order: Order, budget: &mut Budget) {
         self.parameters.handle_order(order, budget);

@@ -6,8 +6,9 @@ use std::time::Duration;
 use gradlane_core::error::Error;
 use gradlane_core::pipeline::LayoutConfig;
 use gradlane_core::types::{
-    Address, ClockKey, DType, Epoch, Incarnation, LinkId, Mode, NodeId, PartId, Phase, Process, Role, Round, Scheme,
-    Squares, StepReport, StoreAsk, TensorKey, TensorSpec, Tick, Time, View, WorkerId,
+    Address, ClockKey, Control, ControlAnswer, ControlCommand, DType, Epoch, Incarnation, LinkId, Mode, NodeId, PartId,
+    Phase, Process, Recipient, Role, Round, Scheme, ServerId, Squares, StepReport, StoreAsk, TensorKey, TensorSpec,
+    Tick, Time, View, WorkerId,
 };
 use gradlane_core::wire::Frame;
 use gradlane_core::wire::frame::{Join, Progress, Stall};
@@ -111,7 +112,7 @@ impl World {
     }
 
     fn event(&mut self, input: &mut Input<'_>) {
-        match input.below(21) {
+        match input.below(22) {
             0 | 1 => {
                 let (number, role) = who(input);
                 self.connect(number, role);
@@ -197,6 +198,10 @@ impl World {
                 };
                 self.said(input, said);
             }
+            20 => {
+                let said = order(input);
+                self.said(input, said);
+            }
             _ => {
                 if input.byte() == 0 {
                     self.coordinator.stop(self.now, Error::Cancelled);
@@ -258,6 +263,7 @@ impl World {
                     let role = self.links.get(&link).map(|(_, role)| *role);
                     assert_eq!(role, Some(Role::Worker), "the key of the workers for another process");
                 }
+                Command::Obey { number, .. } => self.coordinator.handle_obeyed_here(number, Ok(ControlAnswer::Done)),
                 Command::Disk(Disk { number, task }) => {
                     let outcome = match task {
                         DiskTask::Begin { .. } => Ok(Found::Begun { checkpoint: 1, directory: "c".to_owned() }),
@@ -321,7 +327,7 @@ impl World {
 const TERM: u32 = 3;
 
 fn who(input: &mut Input<'_>) -> (u8, Role) {
-    let role = input.pick(&[Role::Worker, Role::Worker, Role::Worker, Role::Server, Role::Observer]);
+    let role = input.pick(&[Role::Worker, Role::Worker, Role::Worker, Role::Server, Role::Observer, Role::Admin]);
     let number = input.below(3);
     (if role == Role::Server { 9 + number } else { number }, role)
 }
@@ -339,7 +345,7 @@ fn host(number: u8) -> String {
 }
 
 fn join(number: u8, role: Role) -> Join {
-    let role = if role == Role::Observer { Role::Worker } else { role };
+    let role = if role.is_guest() { Role::Worker } else { role };
     let process = Process {
         host: host(number),
         pid: pid(number),
@@ -350,6 +356,34 @@ fn join(number: u8, role: Role) -> Join {
         ..Process::new(role, Incarnation(u128::from(number)))
     };
     Join { process, requested: None, epoch: None, workers: 0, servers: 0 }
+}
+
+/// An order, or what a member says of one.
+fn order(input: &mut Input<'_>) -> Frame {
+    let number = u64::from(input.byte());
+    if input.byte() & 3 == 0 {
+        let outcome = if input.byte() & 1 == 0 { Ok(ControlAnswer::Done) } else { Err(Error::Cancelled) };
+        return Frame::Commanded { number, outcome };
+    }
+    let index = u32::from(input.below(3));
+    let recipient =
+        input.pick(&[Recipient::Coordinator, Recipient::Worker(WorkerId(index)), Recipient::Server(ServerId(index))]);
+    let tensor = ["a", "b", ""][usize::from(input.below(3))].to_owned();
+    let step = (input.byte() & 1 == 0).then(|| u64::from(input.byte()));
+    let command = match input.below(7) {
+        0 => ControlCommand::Stats,
+        1 => ControlCommand::Log { filter: "debug".to_owned() },
+        2 => ControlCommand::Drain,
+        3 => ControlCommand::Save { path: tensor, keep: None },
+        4 => ControlCommand::SetRate { tensor, rate: f64::from_bits(input.word()), step },
+        5 => {
+            let wait = Duration::from_nanos(input.word());
+            ControlCommand::Dump { tensor, round: input.word(), directory: "d".to_owned(), wait }
+        }
+        _ => ControlCommand::Unknown { code: input.byte().max(100), fields: input.short().to_vec() },
+    };
+    let wait = Duration::from_nanos(input.pick(&[0, 1, 5_000_000_000, u64::MAX]));
+    Frame::Control { request: number, control: Control { recipient, wait, command } }
 }
 
 fn changed(mut join: Join, input: &mut Input<'_>) -> Join {

@@ -134,6 +134,7 @@ impl CoordinatorProcess {
                 // Simulated workers send no objects.
                 Command::ShareKey { .. } => {}
                 Command::Disk(_) => unreachable!("nobody asks for a checkpoint"),
+                Command::Obey { .. } => unreachable!("nobody gives orders"),
                 Command::Journal(record) => context.journal.push(record.encode()),
                 Command::Event(event) => self.note(context, event),
             }
@@ -180,6 +181,7 @@ impl CoordinatorProcess {
             | Event::Recovered { .. }
             | Event::FormsAgain { .. }
             | Event::HotServer { .. }
+            | Event::Ordered { .. }
             | Event::Stall { .. } => {}
         }
     }

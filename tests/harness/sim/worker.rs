@@ -234,6 +234,7 @@ impl WorkerProcess {
             MemberEvent::Ended { .. }
             | MemberEvent::Close(_)
             | MemberEvent::Order(_)
+            | MemberEvent::Command { .. }
             | MemberEvent::Renewed { .. }
             | MemberEvent::WorkersKey(_) => {}
             MemberEvent::Failed(error) => {

@@ -15,7 +15,7 @@ struct Queue {
     bound: &'static str,
 }
 
-const QUEUES: [Queue; 55] = [
+const QUEUES: [Queue; 56] = [
     // Of the control links.
     queue(
         "core/src/transport/quic/control/frames.rs",
@@ -46,6 +46,11 @@ const QUEUES: [Queue; 55] = [
     ),
     queue(
         "core/src/runtime/membership.rs",
+        "let (sender, received) = unbounded()",
+        "64 frames of the coordinator, then the link is not read",
+    ),
+    queue(
+        "core/src/runtime/operator.rs",
         "let (sender, received) = unbounded()",
         "64 frames of the coordinator, then the link is not read",
     ),

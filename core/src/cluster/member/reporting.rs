@@ -4,8 +4,11 @@ use std::time::Duration;
 
 use super::Member;
 use crate::cluster::MemberEvent;
+use crate::cluster::obeying::Heard;
 use crate::error::Result;
-use crate::types::{Closing, Defect, Epoch, Half, Holdings, NodeId, Squares, Written, planted};
+use crate::types::{
+    Closing, ControlAnswer, ControlCommand, Defect, Epoch, Half, Holdings, NodeId, Squares, Written, planted,
+};
 use crate::wire::Frame;
 use crate::wire::frame::Stall;
 
@@ -55,6 +58,22 @@ impl Member {
     /// coordinator gives the order again.
     pub fn report_obeyed(&mut self, order: u64, outcome: Result<Written>) {
         self.ask(Frame::Obeyed { order, outcome });
+    }
+
+    /// The coordinator passes on a command of an operator, perhaps not for the first time.
+    pub(super) fn handle_command(&mut self, number: u64, command: ControlCommand) {
+        match self.obeying.hear(number) {
+            Heard::New => self.tell(MemberEvent::Command { number, command }),
+            Heard::Again => {}
+            Heard::Done(outcome) => self.ask(Frame::Commanded { number, outcome }),
+        }
+    }
+
+    /// Reports that this process has obeyed a command of an operator, or why it cannot. Without a connection the report waits until the
+    /// coordinator tells the command again.
+    pub fn report_commanded(&mut self, number: u64, outcome: Result<ControlAnswer>) {
+        self.obeying.end(number, outcome.clone());
+        self.ask(Frame::Commanded { number, outcome });
     }
 
     /// Reports that the process `pid` of a node of this machine has ended. Without a connection the report is dropped: its silence shows

@@ -6,9 +6,10 @@ mod storing;
 mod views;
 
 use super::*;
+use crate::cluster::Patience;
 use crate::types::{
     ClockKey, Closing, DType, Epoch, Half, Incarnation, NodeId, PartId, PartLayout, Piece, Process, Round, ServerId,
-    Span, TensorKey, TensorKind, WorkerId, WorkerSet,
+    Span, TensorKey, TensorKind, TensorSpec, WorkerId, WorkerSet,
 };
 use crate::wire::frame::Stall;
 

@@ -1,4 +1,4 @@
-//! The names of tensors in texts for people.
+//! The names and the rounds of tensors, for people.
 
 use super::Registry;
 use crate::types::{PartLayout, TensorKey};
@@ -7,6 +7,11 @@ impl Registry {
     /// The tensor's name, if this worker declared it.
     pub fn name_of(&self, key: TensorKey) -> Option<&str> {
         self.spec_of(key).map(|spec| spec.name.as_str())
+    }
+
+    /// How often this worker has submitted the tensor, if it declared it.
+    pub fn rounds(&self, key: TensorKey) -> Option<u64> {
+        self.tensors.get(&key).map(|tensor| tensor.rounds)
     }
 
     /// A part with the names of its tensors, for people.

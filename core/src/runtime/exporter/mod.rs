@@ -41,7 +41,7 @@ mod shown;
 #[doc(hidden)]
 pub mod fuzzing;
 
-pub use shown::{Shown, Standing, StandingCell};
+pub use shown::{Shown, Standing, StandingCell, stats};
 
 use hosts::{Hosts, is_host};
 use serving::{CONNECTION_TIME, Serving};

@@ -2,7 +2,9 @@
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
+use crate::error::{Error, Result};
 use crate::metrics::Instance;
+use crate::types::{ControlAnswer, Stats};
 
 /// A part of this process that the exporter shows: a worker, a server, or a coordinator.
 ///
@@ -15,6 +17,21 @@ pub trait Shown: Send + Sync {
     fn standing(&self) -> Standing;
     /// Its metrics. `None` as long as it does not know what to call itself, such as its rank.
     fn values(&self) -> Option<Instance>;
+}
+
+/// The answer to an operator who asks for the metrics of `shown`.
+///
+/// # Errors
+/// [`Error::FailedPrecondition`] if it does not know what to call itself.
+pub fn stats(shown: &dyn Shown) -> Result<ControlAnswer> {
+    let Some(Instance { scope, label, values }) = shown.values() else {
+        return Err(Error::FailedPrecondition {
+            what: format!("the {} has no place in its job yet", shown.name()),
+            hint: "ask again when the job runs".to_owned(),
+        });
+    };
+    let values = values.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
+    Ok(ControlAnswer::Stats(Stats { scope: scope.to_owned(), label, values }))
 }
 
 /// How far a worker, a server or a coordinator is in its life. It only goes on, in this order.

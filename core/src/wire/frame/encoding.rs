@@ -9,8 +9,9 @@ use super::recovery::{read_sums, write_sums};
 use super::{Forming, Frame, Hold, Join, Progress, Stall, Status};
 use crate::error::Result;
 use crate::types::{
-    CheckpointAsk, Checkpointed, Closing, Epoch, Holdings, NodeId, Order, PartLayout, Passage, Squares, StepReport,
-    StoreAnswer, StoreAsk, TensorKey, TensorSpec, Tick, Ticked, Time, View, WorkersKey, Written,
+    CheckpointAsk, Checkpointed, Closing, Control, ControlAnswer, ControlCommand, Epoch, Holdings, NodeId, Order,
+    PartLayout, Passage, Squares, StepReport, StoreAnswer, StoreAsk, TensorKey, TensorSpec, Tick, Ticked, Time, View,
+    WorkersKey, Written,
 };
 use crate::wire::codec::{Reader, Writer};
 use crate::wire::limits::{CERTIFICATE_BYTES_MAX, NAME_BYTES_MAX, PARTS_MAX, TENSORS_MAX, TEXT_BYTES_MAX};
@@ -63,6 +64,18 @@ impl Frame {
             Self::Obeyed { order, outcome } => {
                 writer.u64(*order);
                 write_outcome(&mut writer, outcome, |writer, written| written.write(writer));
+            }
+            Self::Control { request, control } => {
+                writer.u64(*request);
+                control.write(&mut writer);
+            }
+            Self::Commanded { number: numbered, outcome } | Self::Controlled { request: numbered, outcome } => {
+                writer.u64(*numbered);
+                write_outcome(&mut writer, outcome, |writer, answer| answer.write(writer));
+            }
+            Self::Command { number, command } => {
+                writer.u64(*number);
+                command.write(&mut writer);
             }
             Self::Squares(squares) => squares.write(&mut writer),
             Self::Restored { epoch } => epoch.write(&mut writer),
@@ -177,6 +190,19 @@ impl Frame {
             kind::OBEYED => {
                 Self::Obeyed { order: reader.u64("order")?, outcome: read_outcome(&mut reader, Written::read)? }
             }
+            kind::CONTROL => Self::Control { request: reader.u64("request")?, control: Control::read(&mut reader)? },
+            kind::COMMANDED => Self::Commanded {
+                number: reader.u64("number of a command")?,
+                outcome: read_outcome(&mut reader, ControlAnswer::read)?,
+            },
+            kind::CONTROLLED => Self::Controlled {
+                request: reader.u64("request")?,
+                outcome: read_outcome(&mut reader, ControlAnswer::read)?,
+            },
+            kind::COMMAND => Self::Command {
+                number: reader.u64("number of a command")?,
+                command: ControlCommand::read(&mut reader)?,
+            },
             kind::RESTORED => Self::Restored { epoch: Epoch::read(&mut reader)? },
             kind::STALL => Self::Stall(Stall::read(&mut reader)?),
             kind::LEAVE => Self::Leave,
@@ -257,6 +283,10 @@ impl Frame {
             Self::Tick { .. } => kind::TICK,
             Self::Checkpoint { .. } => kind::CHECKPOINT,
             Self::Obeyed { .. } => kind::OBEYED,
+            Self::Control { .. } => kind::CONTROL,
+            Self::Commanded { .. } => kind::COMMANDED,
+            Self::Controlled { .. } => kind::CONTROLLED,
+            Self::Command { .. } => kind::COMMAND,
             Self::Restored { .. } => kind::RESTORED,
             Self::Stall(_) => kind::STALL,
             Self::Leave => kind::LEAVE,
@@ -310,6 +340,8 @@ mod kind {
     pub(super) const CHECKPOINT: u8 = 20;
     pub(super) const OBEYED: u8 = 21;
     pub(super) const SQUARES: u8 = 17;
+    pub(super) const CONTROL: u8 = 22;
+    pub(super) const COMMANDED: u8 = 23;
     pub(super) const VIEW: u8 = 129;
     pub(super) const REFUSED: u8 = 130;
     pub(super) const HEARTBEAT_ACK: u8 = 131;
@@ -331,6 +363,8 @@ mod kind {
     pub(super) const CLOSE: u8 = 147;
     pub(super) const CHECKPOINTED: u8 = 150;
     pub(super) const ORDER: u8 = 151;
+    pub(super) const CONTROLLED: u8 = 152;
+    pub(super) const COMMAND: u8 = 153;
 }
 
 fn write_outcome<T>(writer: &mut Writer, outcome: &Result<T>, ok: impl FnOnce(&mut Writer, &T)) {

@@ -109,7 +109,9 @@ impl Field for Role {
         let code = reader.u8("role")?;
         match Self::from_code(code) {
             Some(role @ (Self::Worker | Self::Server)) => Ok(role),
-            Some(Self::Coordinator | Self::Observer) | None => Err(reader.bad("role", format!("is {code}"))),
+            Some(Self::Coordinator | Self::Observer | Self::Admin) | None => {
+                Err(reader.bad("role", format!("is {code}")))
+            }
         }
     }
 }

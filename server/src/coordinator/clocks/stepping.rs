@@ -1,6 +1,6 @@
 //! How far the clocks are, and from where they go on when a checkpoint is loaded.
 
-use gradlane_core::types::{ClockStep, Pace};
+use gradlane_core::types::{ClockKey, ClockStep, Pace};
 
 use super::{Clock, Clocks};
 
@@ -13,6 +13,13 @@ impl Clocks {
             Some(ClockStep { clock: clock.mode.clock?, step, samples })
         };
         self.clocks.values().filter_map(at).collect()
+    }
+
+    /// The first global step of a clock of which no server was told yet.
+    pub(crate) fn next_step(&self, key: ClockKey) -> u64 {
+        let clock = self.clocks.values().find(|clock| clock.mode.clock == Some(key));
+        let begins = || self.begins.get(&key).map_or(0, |begins| begins.step);
+        clock.map_or_else(begins, Clock::step).saturating_add(1)
     }
 
     /// Clocks go on from these. Returns of each what is added to its rounds for that, modulo 2^64.

@@ -8,6 +8,7 @@ use super::super::Event;
 pub(super) fn event(event: &Event) {
     match event {
         Event::Formed { epoch } => tracing::info!(%epoch, "the job is complete"),
+        Event::Ordered { to, order } => tracing::info!(%to, order, "an operator has given an order"),
         Event::Refused { who, error } => tracing::warn!(who, %error, "refused"),
         Event::Suspect { member, place, silent } => {
             tracing::warn!(member, place, silent_s = silent.as_secs_f64(), "silent")

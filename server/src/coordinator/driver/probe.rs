@@ -49,6 +49,7 @@ impl Probe {
     /// An event in the life of the job.
     pub(super) fn count(&self, event: &Event) {
         let counter = match event {
+            Event::Ordered { .. } => &self.metrics.orders,
             Event::Refused { .. } => &self.metrics.refusals,
             Event::Dead { .. } => &self.metrics.losses,
             Event::Stall { .. } => &self.metrics.stalls,

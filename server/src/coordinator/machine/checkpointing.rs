@@ -1,11 +1,12 @@
 //! A worker asks for a checkpoint, and servers write or read it.
 
 use gradlane_core::error::Result;
-use gradlane_core::types::{CheckpointAsk, LinkId, Role, ServerId, Time, Written};
+use gradlane_core::types::{CheckpointAsk, ControlAnswer, LinkId, Recipient, Role, ServerId, Time, Written};
 use gradlane_core::wire::Frame;
 use gradlane_core::wire::frame::Health;
 
 use super::Coordinator;
+use crate::coordinator::asker::Asker;
 use crate::coordinator::checkpoints::{Answer, Found, Turn};
 use crate::coordinator::journal::Entry;
 use crate::coordinator::questions;
@@ -23,7 +24,7 @@ impl Coordinator {
     ) {
         match (questions::asking_worker(&self.stage, &self.roster, identity), &self.registry) {
             (Ok(worker), Some(registry)) => {
-                let turn = self.checkpoints.ask(now, (worker, request), ask, registry.parameters());
+                let turn = self.checkpoints.ask(now, (Asker::Worker(worker), request), ask, registry.parameters());
                 self.turn_checkpoints(turn);
             }
             (Err(error), _) => self.connections.send(link, Frame::Checkpointed { request, outcome: Err(error) }),
@@ -57,12 +58,18 @@ impl Coordinator {
             }
         }
         disk.into_iter().for_each(|disk| self.connections.disk(disk));
-        if let Some(Answer { worker, request, outcome }) = answer {
-            // A worker without a connection gets its answer when it asks again.
-            let seat = self.roster.worker(worker).filter(|seat| seat.health != Health::Dead);
-            if let Some(link) = seat.and_then(Seat::link) {
-                self.connections.send(link, Frame::Checkpointed { request, outcome });
+        match answer {
+            Some(Answer { asker: Asker::Worker(worker), request, outcome }) => {
+                // A worker without a connection gets its answer when it asks again.
+                let seat = self.roster.worker(worker).filter(|seat| seat.health != Health::Dead);
+                if let Some(link) = seat.and_then(Seat::link) {
+                    self.connections.send(link, Frame::Checkpointed { request, outcome });
+                }
             }
+            Some(Answer { asker: Asker::Operator, request, outcome }) => {
+                self.end_control(Recipient::Coordinator, request, outcome.map(ControlAnswer::Saved));
+            }
+            None => {}
         }
         if applies {
             let bases = self.clocks.go_back(&steps);

@@ -1,7 +1,7 @@
 //! A member leaves, gives up, or is lost, and the others go on.
 
 use gradlane_core::error::Error;
-use gradlane_core::types::{LinkId, Role, ServerId, Time, WorkerId, WorkerSet};
+use gradlane_core::types::{LinkId, Recipient, Role, ServerId, Time, WorkerId, WorkerSet};
 use gradlane_core::wire::Frame;
 use gradlane_core::wire::frame::Health;
 
@@ -27,6 +27,8 @@ impl Coordinator {
                 let seat = self.roster.seat_mut(identity).expect("a worker that left keeps its seat");
                 let (left, who) = (WorkerId(seat.member.index), seat.member.described());
                 self.store.forget(left);
+                let cause = Error::Unavailable { what: who.clone(), cause: "it has left the job".to_owned() };
+                self.lose_recipients(&[(Recipient::Worker(left), cause)]);
                 let turn = self.clocks.leave(now, left);
                 self.turn_clocks(turn);
                 match self.config.policy {
@@ -46,7 +48,7 @@ impl Coordinator {
                     }
                 }
             }
-            (Stage::Running, Role::Worker | Role::Server | Role::Coordinator | Role::Observer) => {
+            (Stage::Running, Role::Worker | Role::Server | Role::Coordinator | Role::Observer | Role::Admin) => {
                 let cause = failed.unwrap_or_else(|| "it left while the job ran".to_owned());
                 if let Some(seat) = self.roster.seat_mut(identity).filter(|seat| seat.is_present()) {
                     // It is answered when the others know, because its end can look like another failure to them.

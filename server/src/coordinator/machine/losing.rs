@@ -4,12 +4,13 @@ use gradlane_core::error::Error;
 use gradlane_core::types::{LinkId, Role, Time};
 
 use super::Coordinator;
+use super::controlling::recipient_of;
 use crate::coordinator::Event;
 use crate::coordinator::health::Silent;
 use crate::coordinator::journal::Entry;
 use crate::coordinator::roster::{Change, Identity, Line, Seat};
 use crate::coordinator::stage::Stage;
-use crate::coordinator::verdict::{Lost, Verdict, verdict};
+use crate::coordinator::verdict::{Lost, Verdict, peer_lost, verdict};
 
 impl Coordinator {
     /// Takes what the failure detector has found.
@@ -47,6 +48,11 @@ impl Coordinator {
         if runs {
             self.forget_replaced();
         }
+        let lost = loss.iter().filter_map(|lost| {
+            let recipient = recipient_of(self.roster.seat(lost.identity)?);
+            Some((recipient, peer_lost(&self.roster, lost)))
+        });
+        self.lose_recipients(&lost.collect::<Vec<_>>());
         for Lost { identity, cause } in loss {
             if let Some(place) = self.roster.seat(identity).map(|seat| seat.member.place()).filter(|_| runs) {
                 let member = self.roster.name(identity);

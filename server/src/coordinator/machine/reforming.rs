@@ -139,7 +139,8 @@ impl Coordinator {
         match (role, self.config.policy) {
             (Role::Worker, _) => Some(most),
             (Role::Server, Policy::Continue { outlives_servers: true, .. }) => Some(self.config.servers),
-            (Role::Server, Policy::Continue { .. } | Policy::Abort) | (Role::Coordinator | Role::Observer, _) => None,
+            (Role::Server, Policy::Continue { .. } | Policy::Abort)
+            | (Role::Coordinator | Role::Observer | Role::Admin, _) => None,
         }
     }
 

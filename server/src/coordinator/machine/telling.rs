@@ -84,10 +84,11 @@ impl Coordinator {
             seat.leaves_on = Some(link);
         }
         if matches!(self.stage, Stage::Running) {
+            self.repeat_commands(link);
             match role {
                 Some(Role::Server) => self.greet_server(link),
                 Some(Role::Worker) => self.greet_stepping(now, link),
-                Some(Role::Coordinator | Role::Observer) | None => {}
+                Some(Role::Coordinator | Role::Observer | Role::Admin) | None => {}
             }
             for Forgotten { key, error } in self.registry.iter().flat_map(Registry::forgotten) {
                 self.connections.send(link, Frame::Forget { key, error });

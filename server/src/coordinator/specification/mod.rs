@@ -15,6 +15,7 @@ use super::*;
 mod checkpoints;
 mod connections;
 mod continuing;
+mod controlling;
 mod forming;
 mod holding;
 mod leaving;
@@ -44,6 +45,8 @@ struct Job {
     certified: Vec<u64>,
     given_the_key: Vec<u64>,
     disks: Vec<Disk>,
+    /// What the coordinator itself is ordered to do.
+    ordered: Vec<(u64, ControlCommand)>,
     /// Of the last work with files.
     number: u64,
 }
@@ -110,6 +113,7 @@ impl Job {
                 Command::Event(event) => self.events.push(event),
                 Command::Journal(record) => self.journal.push(record),
                 Command::Disk(disk) => self.disks.push(disk),
+                Command::Obey { number, command } => self.ordered.push((number, command)),
             }
         }
         commands
@@ -183,6 +187,7 @@ fn job_of(config: CoordinatorConfig) -> Job {
         certified: Vec::new(),
         given_the_key: Vec::new(),
         disks: Vec::new(),
+        ordered: Vec::new(),
         number: 0,
     }
 }

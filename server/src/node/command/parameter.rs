@@ -30,6 +30,8 @@ pub enum ValueStep {
         factor: f64,
         /// The global step, if the parameter has a clock: what the rule's schedule follows.
         global_step: Option<u64>,
+        /// The learning rate, if an operator has changed it.
+        rate: Option<f64>,
         /// The version of the value before, if that is kept for a compensation.
         keeps: Option<Version>,
         /// Of an addition to a key: what the handle of the server's user is told, if there is one.
@@ -75,6 +77,8 @@ pub enum ValueStep {
         dtype: DType,
         /// The rule of the parameter.
         rule: Rule,
+        /// The learning rate, if an operator has changed it.
+        rate: Option<f64>,
     },
     /// Drop what `exchange` has brought.
     Forget {

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
-use gradlane_core::error::Error;
+use gradlane_core::error::{Error, Result};
 use gradlane_core::types::{
     Access, ClockKey, DType, Defect, Effect, ExchangeId, Fate, Mode, NodeId, PartId, Round, Rule, TensorKey, Time,
     Update, Version, WorkerId, planted,
@@ -13,6 +13,7 @@ use gradlane_core::wire::{About, Target, Use, Value};
 
 use super::bases::{Bases, Released};
 use super::orders::Checkpoints;
+use super::rates::Rates;
 use super::refusals::value_lost;
 use crate::node::budget::Budget;
 use crate::node::command::{Change, Command, KeyUse, Receipt, ValueStep, Work};
@@ -32,6 +33,8 @@ pub(in crate::node) struct Parameters {
     /// Of each clock, what is added to its rounds to make the global step, modulo 2^64; 0 for others.
     pub(super) offsets: BTreeMap<ClockKey, u64>,
     pub(super) checkpoints: Checkpoints,
+    /// The learning rates that operators have changed.
+    pub(super) rates: Rates,
     /// The error for new uses since the server drains.
     pub(super) draining: Option<Error>,
     last: Option<(TensorKey, Round)>,
@@ -154,6 +157,7 @@ impl Parameters {
             closed: BTreeMap::new(),
             offsets: BTreeMap::new(),
             checkpoints: Checkpoints::default(),
+            rates: Rates::default(),
             draining: None,
             last: None,
             commands: VecDeque::new(),
@@ -218,6 +222,7 @@ impl Parameters {
             return;
         }
         self.end_reads(&parts);
+        self.rates.end(parts.start().key, parts.end().key);
         let parts: Vec<PartId> = self.parts.range(parts).map(|(part, _)| *part).collect();
         for part in parts {
             self.forget_part(part, error, budget);
@@ -252,6 +257,7 @@ impl Parameters {
             Succession::End(error) => {
                 self.closed.clear();
                 self.offsets.clear();
+                self.rates = Rates::default();
                 self.end_checkpoints(budget);
                 while let Some(part) = self.parts.keys().next().copied() {
                     self.forget_part(part, error, budget);
@@ -264,6 +270,14 @@ impl Parameters {
     /// repeats of changes that were done are answered.
     pub(in crate::node) fn handle_drain(&mut self, refusal: Error) {
         self.draining.get_or_insert(refusal);
+    }
+
+    /// An operator has changed a learning rate.
+    ///
+    /// # Errors
+    /// As [`Rates::set`].
+    pub(in crate::node) fn handle_rate(&mut self, key: TensorKey, step: Option<u64>, rate: f64) -> Result<()> {
+        self.rates.set(key, step, rate)
     }
 
     /// Whether it drains and no exchange is open any more.
@@ -325,6 +339,7 @@ impl Parameters {
                     compensation,
                     factor,
                     global_step,
+                    rate: self.rates.at(id.key, global_step),
                     keeps,
                     key: key_use(sender, &header).filter(|_| change == Change::Add),
                 }

@@ -28,6 +28,8 @@
 //! **Handles.** A server of one's own has a [`Handle`](crate::handle::Handle) that does the additions to the keys of `KVWorker`, and their
 //! pulls, in the step that would add or answer otherwise. Nothing is decided by it.
 //!
+//! **Learning rates.** An operator may change that of a rule, from a global step on. The rule of the declaration stays what it is.
+//!
 //! **Memory.** Booked are: each value, also one that is kept for a compensation; each body that is on its way, or kept for its round; and for each answer with a value as many bytes again, until it was
 //! handed over, because it may hold the blocks of an earlier version.
 
@@ -36,6 +38,7 @@ mod checkpoints;
 mod machine;
 mod opening;
 mod orders;
+mod rates;
 mod refusals;
 mod rounds;
 mod values;
@@ -48,6 +51,8 @@ mod compensation_tests;
 mod handle_tests;
 #[cfg(test)]
 mod random_tests;
+#[cfg(test)]
+mod rate_tests;
 #[cfg(test)]
 mod round_tests;
 #[cfg(test)]

@@ -1,11 +1,11 @@
 //! Changes by their mode: which are too old, which are kept until their round is closed, and what is done when it is.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use gradlane_core::reduce::clip_factor;
 use gradlane_core::types::{
-    ClockKey, Closing, Defect, Effect, ExchangeId, Fate, Half, Merge, PartId, Squares, Version, WorkerId, WorkerSet,
-    planted,
+    ClockKey, Closing, Defect, Effect, ExchangeId, Fate, Half, Merge, PartId, Squares, TensorKey, Version, WorkerId,
+    WorkerSet, planted,
 };
 use gradlane_core::wire::{Target, Use};
 
@@ -108,9 +108,13 @@ impl Parameters {
             let rule = part.claim.rule.expect("a gradient has a rule");
             let factor = rule.clip_norm().zip(norm).map_or(1.0, |(most, norm)| clip_factor(most, norm));
             let global_step = if rule.is_by_samples() { samples } else { steps };
-            let step = ValueStep::Apply { round, factor, global_step, dtype: part.claim.dtype, rule };
+            let rate = self.rates.at(id.key, Some(steps));
+            let step = ValueStep::Apply { round, factor, global_step, dtype: part.claim.dtype, rule, rate };
             self.commands.push_back(Command::Step(Work::Parameter { part: *id, step }));
         }
+        let of_clock = self.parts.iter().filter(|(_, part)| part.claim.mode.clock == Some(clock));
+        let keys: BTreeSet<TensorKey> = of_clock.map(|(id, _)| id.key).collect();
+        keys.into_iter().for_each(|key| self.rates.pass(key, steps));
         self.answer_early();
     }
 

@@ -102,7 +102,18 @@ impl Values {
                 part.uploads.insert(exchange, upload);
                 say_receipt(id, exchange, receipt, say);
             }
-            ValueStep::Change { exchange, dtype, rule, change, compensation, factor, global_step, keeps, key } => {
+            ValueStep::Change {
+                exchange,
+                dtype,
+                rule,
+                change,
+                compensation,
+                factor,
+                global_step,
+                rate,
+                keeps,
+                key,
+            } => {
                 let Some(part) = self.parts.get_mut(&id) else { return };
                 let Some(mut upload) = part.uploads.remove(&exchange) else { return };
                 if let Some((kappa, basis)) = compensation {
@@ -118,7 +129,7 @@ impl Values {
                     Some((handle, used)) => {
                         part.push_by(&self.resources, &Handled { handle, part: id, used }, upload.blocks);
                     }
-                    None => part.change(&self.resources, dtype, rule, (change, global_step), upload.blocks),
+                    None => part.change(&self.resources, dtype, rule, (change, global_step, rate), upload.blocks),
                 }
             }
             ValueStep::Release { version } => {
@@ -145,13 +156,13 @@ impl Values {
                     say(Event::Squares { part: id, round, sum });
                 }
             }
-            ValueStep::Apply { round, factor, global_step, dtype, rule } => {
+            ValueStep::Apply { round, factor, global_step, dtype, rule, rate } => {
                 let Some(part) = self.parts.get_mut(&id) else { return };
                 let Some((_, mut merged)) = part.merged.take_if(|(of, _)| *of == round) else { return };
                 if factor != 1.0 {
                     merged.iter_mut().for_each(|block| self.resources.kernels.scale(dtype, factor, block));
                 }
-                part.change(&self.resources, dtype, Some(rule), (Change::Step, Some(global_step)), merged);
+                part.change(&self.resources, dtype, Some(rule), (Change::Step, Some(global_step), rate), merged);
             }
             ValueStep::Forget { exchange } => {
                 let Some(part) = self.parts.get_mut(&id) else { return };
@@ -249,7 +260,7 @@ impl Part {
         resources: &SumResources,
         dtype: DType,
         rule: Option<Rule>,
-        (change, global_step): (Change, Option<u64>),
+        (change, global_step, rate): (Change, Option<u64>, Option<f64>),
         mut body: Vec<Lease>,
     ) {
         let bytes = body.iter().map(|block| block.len() as u64).sum();
@@ -270,9 +281,10 @@ impl Part {
             Change::Step => {
                 let rule = rule.expect("a header of a step has one");
                 let optimizer = self.optimizer.get_or_insert_with(|| OptimizerState::new(rule, dtype, bytes));
-                optimizer.step(
+                optimizer.step_at_rate(
                     resources.kernels,
                     global_step,
+                    rate,
                     before.iter().map(|value| &value[..]).zip(body.iter_mut().map(|block| &mut block[..])),
                 );
             }

@@ -1,0 +1,57 @@
+//! Paths that somebody else names, below a directory that this process allows.
+
+use std::path::{Component, Path, PathBuf};
+
+use crate::error::{Error, Result};
+
+/// The directory that `configured` names, else the one in which this process runs. `setting` is the name of the setting.
+///
+/// # Errors
+/// [`Error::Io`] if there is none.
+pub fn root(configured: Option<&Path>, setting: &str) -> Result<PathBuf> {
+    let root = configured.unwrap_or(Path::new("."));
+    root.canonicalize().map_err(|cause| io(format!("looking for {setting} {}", root.display()), &cause))
+}
+
+/// A path that somebody else has given, as it is called below `root`, which `setting` names. `of` says what lies there, such as
+/// `of a checkpoint`; `hint` follows "give one below ...".
+///
+/// # Errors
+/// [`Error::InvalidArgument`] if it leads somewhere else, also by a link.
+pub fn below(root: &Path, path: &str, setting: &str, of: &str, hint: &str) -> Result<PathBuf> {
+    let refused = |problem: String| {
+        Err(Error::InvalidArgument {
+            what: format!("the path {path} {of} {problem}"),
+            hint: format!("give one below {}, or {hint}", root.display()),
+        })
+    };
+    let given = Path::new(path);
+    let relative = match given.is_absolute() {
+        true => match given.strip_prefix(root) {
+            Ok(relative) => relative,
+            Err(_) => return refused(format!("lies outside {setting}")),
+        },
+        false => given,
+    };
+    let is_plain = |component: &Component<'_>| matches!(component, Component::Normal(_) | Component::CurDir);
+    if !relative.components().all(|component| is_plain(&component)) {
+        return refused("leads out of its directory".to_owned());
+    }
+    if !relative.components().any(|component| matches!(component, Component::Normal(_))) {
+        return refused(format!("is {setting} itself"));
+    }
+    // A link on the way may lead anywhere.
+    let mut there = root.join(relative);
+    while !there.exists() && there.pop() {}
+    match there.canonicalize() {
+        Ok(real) if real.starts_with(root) => {
+            Ok(relative.components().filter(|part| *part != Component::CurDir).collect())
+        }
+        Ok(_) => refused(format!("leads out of {setting} by a link")),
+        Err(cause) => Err(io(format!("looking for {path}"), &cause)),
+    }
+}
+
+fn io(what: String, cause: &std::io::Error) -> Error {
+    Error::Io { what, cause: cause.to_string() }
+}

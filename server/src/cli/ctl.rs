@@ -1,0 +1,283 @@
+//! `gradlane ctl`: orders to a running job.
+
+use std::time::Duration;
+
+use clap::{Args, Subcommand};
+use gradlane_core::config::kinds::{Kind, TimeSpan};
+use gradlane_core::config::{Config, Origin, ProcessRole, units};
+use gradlane_core::metrics::{Instance, METRICS, prometheus};
+use gradlane_core::runtime::Operator;
+use gradlane_core::types::{
+    Checkpointed, Control, ControlAnswer, ControlCommand, Recipient, Role, ServerId, Stats, WorkerId,
+};
+use gradlane_core::wire::frame::{Health, Status};
+use gradlane_core::{Error, Result};
+use serde_json::json;
+
+use super::screen::say;
+use super::settings::Settings;
+use super::status::{led_here, nothing_runs, nothing_runs_here};
+use crate::exit;
+use crate::launch::entering::Found;
+
+/// An order, with its arguments.
+#[derive(Subcommand, Debug)]
+#[command(
+    after_help = "Without a join string, the job is the one that a process of this user leads on this host. Elsewhere, and for other users, give an \
+                  admin token: gradlane token new --role admin --join-file admin.join"
+)]
+pub(super) enum Order {
+    /// Show the metrics of a member, or of all, in Prometheus' text format
+    #[command(after_help = "Example: gradlane ctl stats server-0")]
+    Stats {
+        /// coordinator, worker-N or server-N
+        #[arg(value_name = "MEMBER", value_parser = recipient)]
+        member: Option<Recipient>,
+        #[command(flatten)]
+        options: Options,
+    },
+    /// Change what the log of one process lets through, from now on
+    #[command(after_help = "Example: gradlane ctl log debug --member server-0")]
+    Log {
+        /// A level such as debug, or a filter such as info,gradlane_core::sched=trace
+        #[arg(value_name = "LEVEL")]
+        filter: String,
+        /// coordinator, worker-N or server-N
+        #[arg(long, value_name = "MEMBER", value_parser = recipient)]
+        member: Recipient,
+        #[command(flatten)]
+        options: Options,
+    },
+    /// Have a server complete what has begun, and end, as after SIGTERM
+    #[command(after_help = "Example: gradlane ctl drain --member server-1")]
+    Drain {
+        /// server-N
+        #[arg(long, value_name = "MEMBER", value_parser = recipient)]
+        member: Recipient,
+        #[command(flatten)]
+        options: Options,
+    },
+    /// Save a checkpoint of the parameters on servers, now
+    #[command(after_help = "Example: gradlane ctl save nightly --keep 3")]
+    Save {
+        /// A directory below `checkpoint_dir` of the job
+        #[arg(value_name = "PATH")]
+        path: String,
+        /// How many checkpoints to keep there; all if not given
+        #[arg(long, value_name = "N")]
+        keep: Option<u32>,
+        #[command(flatten)]
+        options: Options,
+    },
+    /// Change the learning rate of a parameter on servers, until it is set again or the job ends
+    #[command(after_help = "Example: gradlane ctl set embedding lr=0.01 --at 5000")]
+    Set {
+        /// The parameter
+        #[arg(value_name = "NAME")]
+        tensor: String,
+        /// The new rate, in the place of the `lr` of its rule
+        #[arg(value_name = "lr=VALUE", value_parser = rate)]
+        rate: f64,
+        /// The first global step with this rate, counted from 1; the next one if not given. Only for a parameter with a clock
+        #[arg(long, value_name = "STEP")]
+        at: Option<u64>,
+        #[command(flatten)]
+        options: Options,
+    },
+    /// Have a worker write what it contributes to a round of a tensor, and the sum that it gets
+    #[command(after_help = "Example: gradlane ctl dump fc.weight --round 700 --worker 1 --directory look --timeout 5m")]
+    Dump {
+        /// The tensor
+        #[arg(value_name = "TENSOR")]
+        tensor: String,
+        /// The round, with the number that errors and logs have: the first one is 0. It must not have begun
+        #[arg(long, value_name = "N")]
+        round: u64,
+        /// The rank of the worker
+        #[arg(long, value_name = "RANK")]
+        worker: u32,
+        /// A directory below `dump_dir` of the worker
+        #[arg(long, value_name = "DIRECTORY")]
+        directory: String,
+        #[command(flatten)]
+        options: Options,
+    },
+}
+
+/// The arguments of every order.
+#[derive(Args, Debug)]
+pub(super) struct Options {
+    #[command(flatten)]
+    settings: Settings,
+    /// How long to wait for the answer, such as `30s`; at most an hour
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = timeout)]
+    timeout: Duration,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+impl Order {
+    /// Gives the order, and prints what it has come to.
+    ///
+    /// # Errors
+    /// Why no coordinator can be found, or why the order was refused or not obeyed.
+    pub(super) fn give(self) -> Result<i32> {
+        let coordinator = Recipient::Coordinator;
+        let (recipient, command, Options { settings, timeout, json }) = match self {
+            Self::Stats { member: None, options: Options { settings, timeout, json } } => {
+                let mut operator = enter(&settings, timeout)?;
+                return stats_of_all(&mut operator, timeout, json);
+            }
+            Self::Stats { member: Some(member), options } => (member, ControlCommand::Stats, options),
+            Self::Log { filter, member, options } => (member, ControlCommand::Log { filter }, options),
+            Self::Drain { member, options } => (member, ControlCommand::Drain, options),
+            Self::Save { path, keep, options } => (coordinator, ControlCommand::Save { path, keep }, options),
+            Self::Set { tensor, rate, at, options } => {
+                (coordinator, ControlCommand::SetRate { tensor, rate, step: at }, options)
+            }
+            Self::Dump { tensor, round, worker, directory, options } => {
+                let wait = options.timeout;
+                let command = ControlCommand::Dump { tensor, round, directory, wait };
+                (Recipient::Worker(WorkerId(worker)), command, options)
+            }
+        };
+        let mut operator = enter(&settings, timeout)?;
+        let answer = operator.order(Control { recipient, wait: timeout, command: command.clone() })?;
+        say(&if json { as_json(recipient, &answer) } else { as_text(recipient, &command, &answer) })
+    }
+}
+
+/// Connects to the coordinator of the job that the settings name, else to the one that this user leads here.
+fn enter(settings: &Settings, timeout: Duration) -> Result<Operator> {
+    let config = settings.load(Some(ProcessRole::Server))?;
+    let found = find(&config)?;
+    let patience = config.join_timeout.min(timeout);
+    let (join, credentials) = found.enrol(&config, Role::Admin, patience)?;
+    Operator::connect(&join.address, &credentials, patience)
+}
+
+fn find(config: &Config) -> Result<Found> {
+    let is_given = |name: &str| *config.origin(name) != Origin::Default;
+    if ["join", "join_file", "coordinator_host"].into_iter().any(is_given) {
+        return Found::by_settings(config, Duration::ZERO).map_err(|error| nothing_runs(config, error));
+    }
+    let mut here = led_here(config);
+    if is_given("job") {
+        here.retain(|running| running.job == config.job);
+    }
+    match here.as_slice() {
+        [] => Err(nothing_runs_here(config)),
+        [one] => Ok(Found::from(one.operators.clone())),
+        several => {
+            let names: Vec<&str> = several.iter().map(|running| &*running.job).collect();
+            Err(Error::InvalidArgument {
+                what: format!("{} jobs of this user run on this host: {}", several.len(), names.join(", ")),
+                hint: "name one by --job, or give its admin token by --join-file".to_owned(),
+            })
+        }
+    }
+}
+
+/// The coordinator and the members that are there answer at the same time. Those that do not are named on standard error.
+fn stats_of_all(operator: &mut Operator, timeout: Duration, json: bool) -> Result<i32> {
+    let status = operator.status(timeout)?;
+    let recipients: Vec<Recipient> = std::iter::once(Recipient::Coordinator).chain(members(&status)).collect();
+    let mut answered = Vec::new();
+    let mut failed = None;
+    for some in recipients.chunks(AT_ONCE) {
+        let control =
+            |recipient: &Recipient| Control { recipient: *recipient, wait: timeout, command: ControlCommand::Stats };
+        let outcomes = operator.orders(some.iter().map(control).collect())?;
+        for (recipient, outcome) in some.iter().zip(outcomes) {
+            match outcome {
+                Ok(ControlAnswer::Stats(stats)) => answered.push((*recipient, stats)),
+                Ok(_) => {}
+                Err(error) => {
+                    exit::complain(&format!("{recipient}: {error}"));
+                    failed = Some(error);
+                }
+            }
+        }
+    }
+    say(&match json {
+        true => {
+            let all = answered.iter().map(|(recipient, stats)| (recipient.to_string(), values(stats)));
+            serde_json::Value::Object(all.collect()).to_string()
+        }
+        false => prometheus(&answered.iter().filter_map(|(_, stats)| instance(stats)).collect::<Vec<_>>()),
+    })?;
+    Ok(failed.map_or(exit::SUCCESS, |error| exit::code(&error)))
+}
+
+/// The members that are there, by the names in which orders name them.
+fn members(status: &Status) -> impl Iterator<Item = Recipient> + '_ {
+    let members = status.view.members.iter().zip(&status.members);
+    members.filter_map(|(member, state)| match (state.health, member.process.role) {
+        (Health::Alive | Health::Suspect, Role::Worker) => Some(Recipient::Worker(WorkerId(member.index))),
+        (Health::Alive | Health::Suspect, Role::Server) => Some(Recipient::Server(ServerId(member.index))),
+        (Health::Alive | Health::Suspect, Role::Coordinator | Role::Observer | Role::Admin) => None,
+        (Health::Dead | Health::Left, _) => None,
+    })
+}
+
+fn as_text(recipient: Recipient, command: &ControlCommand, answer: &ControlAnswer) -> String {
+    match (answer, command) {
+        (ControlAnswer::Done, ControlCommand::Log { filter }) => format!("{recipient} logs {filter}"),
+        (ControlAnswer::Done, ControlCommand::Drain) => format!("{recipient} drains"),
+        (ControlAnswer::Done, _) => format!("{recipient}: done"),
+        (ControlAnswer::Stats(stats), _) => prometheus(&instance(stats).into_iter().collect::<Vec<_>>()),
+        (ControlAnswer::Saved(Checkpointed { directory, tensors, bytes, .. }), _) => {
+            format!("saved {directory}: {tensors} parameters, {}", units::print_bytes(*bytes))
+        }
+        (ControlAnswer::RateSet { step: Some(step) }, _) => format!("the rate changes at step {step}"),
+        (ControlAnswer::RateSet { step: None }, _) => "the rate changes with the next change of each part".to_owned(),
+        (ControlAnswer::Dumped { files }, _) => format!("{recipient} has written\n{}", files.join("\n")),
+    }
+}
+
+fn as_json(recipient: Recipient, answer: &ControlAnswer) -> String {
+    let member = recipient.to_string();
+    let value = match answer {
+        ControlAnswer::Done => json!({ "member": member, "done": true }),
+        ControlAnswer::Stats(stats) => json!({ member: values(stats) }),
+        ControlAnswer::Saved(Checkpointed { checkpoint, directory, tensors, bytes, files, .. }) => json!({
+            "checkpoint": checkpoint, "directory": directory, "tensors": tensors, "bytes": bytes, "files": files
+        }),
+        ControlAnswer::RateSet { step } => json!({ "step": step }),
+        ControlAnswer::Dumped { files } => json!({ "member": member, "files": files }),
+    };
+    value.to_string()
+}
+
+fn values(stats: &Stats) -> serde_json::Value {
+    serde_json::Value::Object(stats.values.iter().map(|(name, value)| (name.clone(), json!(value))).collect())
+}
+
+/// The values by the names that this program knows.
+fn instance(stats: &Stats) -> Option<Instance> {
+    let of_scope = |name: &str| METRICS.iter().find(|metric| metric.scope == stats.scope && metric.name == name);
+    let scope = METRICS.iter().find(|metric| metric.scope == stats.scope)?.scope;
+    let known = stats.values.iter().filter_map(|(name, value)| Some((of_scope(name)?.name, *value)));
+    Some(Instance { scope, label: stats.label.clone(), values: known.collect() })
+}
+
+fn recipient(text: &str) -> std::result::Result<Recipient, String> {
+    Recipient::named(text).ok_or_else(|| "is none of coordinator, worker-N, server-N".to_owned())
+}
+
+/// Whether it makes sense is for the coordinator to say, which names the parameter.
+fn rate(text: &str) -> std::result::Result<f64, String> {
+    let value =
+        text.strip_prefix("lr=").ok_or_else(|| "is not lr=VALUE; the learning rate is what can be set".to_owned())?;
+    value.parse().map_err(|_| format!("{value} is no number"))
+}
+
+fn timeout(text: &str) -> std::result::Result<Duration, String> {
+    let timeout = TimeSpan::parse(text)?;
+    let allowed = Duration::from_millis(100)..=Duration::from_secs(3_600);
+    if allowed.contains(&timeout) { Ok(timeout) } else { Err("is not between 100 ms and an hour".to_owned()) }
+}
+
+/// Orders that are given at once: half of those that a coordinator has under way.
+const AT_ONCE: usize = 32;

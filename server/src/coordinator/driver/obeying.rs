@@ -1,0 +1,28 @@
+//! What the process of a coordinator does at the order of an operator.
+
+use gradlane_core::Result;
+use gradlane_core::runtime::exporter::stats;
+use gradlane_core::types::{ControlAnswer, ControlCommand};
+
+use super::probe::Probe;
+use crate::log;
+
+/// Obeys a command.
+///
+/// # Errors
+/// Why it cannot.
+pub(super) fn obey(probe: &Probe, command: ControlCommand) -> Result<ControlAnswer> {
+    match command {
+        ControlCommand::Stats => stats(probe),
+        ControlCommand::Log { filter } => {
+            log::change(&filter)?;
+            tracing::info!(filter, "an operator has changed the log");
+            Ok(ControlAnswer::Done)
+        }
+        ControlCommand::Drain
+        | ControlCommand::Save { .. }
+        | ControlCommand::SetRate { .. }
+        | ControlCommand::Dump { .. }
+        | ControlCommand::Unknown { .. } => Err(command.refusal("the process of a coordinator")),
+    }
+}

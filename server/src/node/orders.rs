@@ -1,0 +1,80 @@
+//! What a server does at the order of an operator.
+
+use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::time::Duration;
+
+use gradlane_core::config::OnServerLoss;
+use gradlane_core::runtime::Membership;
+use gradlane_core::runtime::exporter::stats;
+use gradlane_core::types::{ControlAnswer, ControlCommand, TensorKey};
+use gradlane_core::{Error, Result};
+
+use super::data_plane::DataPlane;
+use super::ending;
+use crate::log;
+
+/// Obeys on the thread of the membership.
+pub(super) struct Ordered {
+    plane: Arc<DataPlane>,
+    on_server_loss: OnServerLoss,
+    /// Set once, right after start: it needs this struct.
+    membership: OnceLock<Weak<Mutex<Membership>>>,
+}
+
+impl Ordered {
+    pub(super) fn new(plane: &Arc<DataPlane>, on_server_loss: OnServerLoss) -> Self {
+        Self { plane: Arc::clone(plane), on_server_loss, membership: OnceLock::new() }
+    }
+
+    /// The membership of this server.
+    pub(super) fn attach(&self, membership: &Arc<Mutex<Membership>>) {
+        let _ = self.membership.set(Arc::downgrade(membership));
+    }
+
+    /// Obeys a command, and tells the coordinator what it has come to.
+    pub(super) fn obey(&self, number: u64, command: ControlCommand) {
+        let outcome = match command {
+            ControlCommand::Stats => stats(&*self.plane.probe),
+            ControlCommand::Log { filter } => log::change(&filter).map(|()| {
+                tracing::info!(filter, "an operator has changed the log");
+                ControlAnswer::Done
+            }),
+            ControlCommand::Drain => return self.drain(number),
+            ControlCommand::SetRate { tensor, rate, step } => {
+                self.plane.handle_rate(TensorKey::of(&tensor), step, rate).map(|()| ControlAnswer::RateSet { step })
+            }
+            ControlCommand::Save { .. } | ControlCommand::Dump { .. } | ControlCommand::Unknown { .. } => {
+                Err(command.refusal("a server"))
+            }
+        };
+        self.plane.report_commanded(number, outcome);
+    }
+
+    /// Does what SIGTERM does to the process of a server. The answer goes first, because the membership ends with it.
+    fn drain(&self, number: u64) {
+        let Some(membership) = self.membership.get().and_then(Weak::upgrade) else {
+            let (what, hint) = ("the server has just started".to_owned(), "ask again".to_owned());
+            return self.plane.report_commanded(number, Err(Error::FailedPrecondition { what, hint }));
+        };
+        tracing::warn!("an operator has ordered this server to drain");
+        self.plane.report_commanded(number, Ok(ControlAnswer::Done));
+        let (plane, on_server_loss) = (Arc::clone(&self.plane), self.on_server_loss);
+        let drain = move || {
+            ending::drain(&plane, &membership, on_server_loss, PATIENCE);
+            ending::stop(&plane, &membership, FAREWELL);
+        };
+        // The thread of the membership must go on meanwhile.
+        let started: Result<_> = std::thread::Builder::new()
+            .name("gl-drain".to_owned())
+            .spawn(drain)
+            .map_err(|error| Error::Io { what: "starting a thread".to_owned(), cause: error.to_string() });
+        if let Err(error) = started {
+            tracing::error!(%error, "the server does not drain");
+        }
+    }
+}
+
+/// Rounds under way may take so long, as after SIGTERM.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// How long peers may take to learn that a server is gone.
+const FAREWELL: Duration = Duration::from_millis(500);
