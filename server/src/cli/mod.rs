@@ -241,7 +241,7 @@ impl Run {
         launch::run(&Launch {
             workers: config.size.unwrap_or(1),
             servers: config.servers,
-            restarts: self.restarts.unwrap_or(if config.takes_newcomers() { launch::RESTARTS } else { 0 }),
+            restarts: self.restarts.unwrap_or(if config.lets_in_later() { launch::RESTARTS } else { 0 }),
             config,
             settings,
             failure_grace: Duration::from_secs(self.grace.into()),
