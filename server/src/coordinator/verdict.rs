@@ -224,7 +224,9 @@ mod tests {
             let roster = roster(left, true);
             for (policy, expected) in [(Policy::Abort, by_abort), (Policy::CONTINUE, by_continue)] {
                 let reason = match decided(policy, &roster, &loss(lost)) {
-                    Verdict::Abort { reason, .. } | Verdict::Continue { reason, .. } | Verdict::Restore { reason, .. } => reason,
+                    Verdict::Abort { reason, .. }
+                    | Verdict::Continue { reason, .. }
+                    | Verdict::Restore { reason, .. } => reason,
                     Verdict::Nothing => "nothing",
                     Verdict::Free => "free",
                 };
@@ -240,7 +242,9 @@ mod tests {
             &roster(left, true),
             &loss(lost),
         ) {
-            Verdict::Abort { reason, .. } | Verdict::Continue { reason, .. } | Verdict::Restore { reason, .. } => reason,
+            Verdict::Abort { reason, .. } | Verdict::Continue { reason, .. } | Verdict::Restore { reason, .. } => {
+                reason
+            }
             other => panic!("{other:?}"),
         };
         let too_few = "fewer workers are left than min_workers";
@@ -248,16 +252,24 @@ mod tests {
         assert_eq!([1, 2, 3].map(|min_workers| reason(min_workers, &[], &[1])), [fine, fine, too_few]);
         assert_eq!(reason(2, &[], &[0, 1]), too_few);
         assert_eq!(reason(2, &[0], &[1]), fine);
-        assert!(Policy::Continue { min_workers: 3, rejoin: None, on_server_loss: OnServerLoss::Abort }.check(3).is_ok());
-        let refused = Policy::Continue { min_workers: 4, rejoin: None, on_server_loss: OnServerLoss::Abort }.check(3).unwrap_err();
+        assert!(
+            Policy::Continue { min_workers: 3, rejoin: None, on_server_loss: OnServerLoss::Abort }.check(3).is_ok()
+        );
+        let refused = Policy::Continue { min_workers: 4, rejoin: None, on_server_loss: OnServerLoss::Abort }
+            .check(3)
+            .unwrap_err();
         assert!(matches!(refused, Error::Config { knob, .. } if knob == "min_workers"));
     }
 
     #[test]
     fn a_job_that_waits_for_others_goes_on_with_too_few_unless_nobody_can_come() {
         let waits = |left_before| {
-            Policy::Continue { min_workers: 3, rejoin: Some(Duration::from_secs(9)), on_server_loss: OnServerLoss::Abort }
-                .without_leavers(left_before)
+            Policy::Continue {
+                min_workers: 3,
+                rejoin: Some(Duration::from_secs(9)),
+                on_server_loss: OnServerLoss::Abort,
+            }
+            .without_leavers(left_before)
         };
         let reason = |policy, left: &[u8], keeps_parameters, lost: &[u8]| match verdict(
             policy,
@@ -265,7 +277,9 @@ mod tests {
             keeps_parameters,
             &loss(lost),
         ) {
-            Verdict::Abort { reason, .. } | Verdict::Continue { reason, .. } | Verdict::Restore { reason, .. } => reason,
+            Verdict::Abort { reason, .. } | Verdict::Continue { reason, .. } | Verdict::Restore { reason, .. } => {
+                reason
+            }
             other => panic!("{other:?}"),
         };
         let (fine, few) = ("others are left", "others are left, and wait until more have come");
@@ -312,7 +326,9 @@ mod tests {
         let outlives = Policy::Continue { min_workers: 2, rejoin: None, on_server_loss: OnServerLoss::Continue };
         let roster = roster_of(&[0, 1, 2, SERVER, SECOND], &[], true);
         let reason = |keeps_parameters, lost: &[u8]| match verdict(outlives, &roster, keeps_parameters, &loss(lost)) {
-            Verdict::Abort { reason, .. } | Verdict::Continue { reason, .. } | Verdict::Restore { reason, .. } => reason,
+            Verdict::Abort { reason, .. } | Verdict::Continue { reason, .. } | Verdict::Restore { reason, .. } => {
+                reason
+            }
             other => panic!("{other:?}"),
         };
         for (what, keeps_parameters, lost, expected) in [

@@ -66,7 +66,8 @@ struct World {
 
 impl World {
     fn new(input: &mut Input<'_>) -> Self {
-        let waits = Policy::Continue { min_workers: WORKERS, rejoin: Some(3 * SECOND), on_server_loss: OnServerLoss::Abort };
+        let waits =
+            Policy::Continue { min_workers: WORKERS, rejoin: Some(3 * SECOND), on_server_loss: OnServerLoss::Abort };
         let restores = Policy::Continue { min_workers: 1, rejoin: None, on_server_loss: OnServerLoss::Restore };
         let policy = input.pick(&[Policy::Abort, Policy::CONTINUE, waits, restores]);
         let config = CoordinatorConfig {

@@ -2,8 +2,8 @@
 
 use super::super::requests::left;
 use super::{Member, Standing};
-use crate::error::Error;
 use crate::cluster::MemberEvent;
+use crate::error::Error;
 use crate::types::{Role, View};
 use crate::wire::Frame;
 

@@ -1,8 +1,8 @@
 //! The same with an elastic job: workers count steps, newcomers come, and the job forms again with them, whatever the network and the
 //! coordinator do.
 
-use gradlane_core::config::OnServerLoss;
 use gradlane_core::cluster::{Begin, Steps};
+use gradlane_core::config::OnServerLoss;
 use gradlane_core::types::{Passage, Phase, StepReport};
 
 use super::*;

@@ -307,7 +307,8 @@ fn waiting(workers: u32) -> Job {
 }
 
 fn config_of(workers: u32) -> CoordinatorConfig {
-    let policy = Policy::Continue { min_workers: workers, rejoin: Some(9 * SECOND), on_server_loss: OnServerLoss::Abort };
+    let policy =
+        Policy::Continue { min_workers: workers, rejoin: Some(9 * SECOND), on_server_loss: OnServerLoss::Abort };
     CoordinatorConfig { policy, workers_max: Some(workers), ..config(workers) }
 }
 

@@ -19,7 +19,10 @@ fn all_hear_which_server_was_lost_and_the_job_forms_again_with_the_members_that_
     assert_eq!(job.coordinator.view().phase, Phase::Restores(cause.clone()));
     for link in [0, 1, SERVER + 1] {
         let told = job.received(link);
-        assert!(matches!(told.last(), Some(Frame::View(view)) if view.phase == Phase::Restores(cause.clone())), "{told:?}");
+        assert!(
+            matches!(told.last(), Some(Frame::View(view)) if view.phase == Phase::Restores(cause.clone())),
+            "{told:?}"
+        );
         let failed = |frame: &Frame| *frame == Frame::BarrierDone { request: 3, outcome: Err(cause.clone()) };
         assert_eq!(told.iter().any(failed), link == 0, "{told:?}");
     }
@@ -184,10 +187,14 @@ fn a_worker_that_is_lost_costs_such_a_job_nothing_and_no_worker_is_taken_in() {
 fn silence_and_a_server_that_is_asked_to_stop_are_losses_too() {
     let mut silent = restoring();
     silent.beat_until(6, &[0, 1, SERVER]);
-    assert!(matches!(silent.coordinator.view().phase, Phase::Restores(Error::StateLost { member, .. }) if member == "server 1"));
+    assert!(
+        matches!(silent.coordinator.view().phase, Phase::Restores(Error::StateLost { member, .. }) if member == "server 1")
+    );
     let mut asked = restoring();
     asked.frame(SERVER, Frame::Fail { cause: "it was asked to stop".to_owned() });
-    assert!(matches!(asked.coordinator.view().phase, Phase::Restores(Error::StateLost { member, .. }) if member == "server 0"));
+    assert!(
+        matches!(asked.coordinator.view().phase, Phase::Restores(Error::StateLost { member, .. }) if member == "server 0")
+    );
 }
 
 #[test]
@@ -230,7 +237,9 @@ fn a_job_may_lose_one_server_after_the_other() {
         job.drain();
         job.coordinator.form_again(TERM + 1 + turn, job.now);
         job.join(NEW + u64::from(turn), server(7 + turn));
-        for member in members.iter().filter(|member| member.process.pid != first.pid || member.process.host != first.host) {
+        for member in
+            members.iter().filter(|member| member.process.pid != first.pid || member.process.host != first.host)
+        {
             let life = member.process.incarnation.0 + 100;
             let join = Join { process: member.process.clone(), ..worker(0) };
             let link = 1000 * u64::from(turn + 1) + u64::from(member.node.0[0]);
