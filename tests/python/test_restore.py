@@ -300,7 +300,7 @@ def train():
     attempts += 1
     torch.manual_seed(3)
     model = torch.nn.Sequential(torch.nn.Linear(50, 40), torch.nn.ReLU(), torch.nn.Linear(40, 2))
-    optimizer = gt.ServerOptimizer(model.named_parameters(), rule=rules.AdamW(lr=0.01))
+    optimizer = gt.ServerOptimizer(model.named_parameters(), rule=rules.AdamW(lr=0.01), mode=modes.Sync())
     found = checkpoint.resume(path)
     optimizer.pull()
     for step in range(found.extra if found else 0, STEPS):
@@ -311,7 +311,7 @@ def train():
         optimizer.step()
         if gl.rank() == 0 and step % 5 == 4:
             checkpoint.save(path, extra=step + 1)
-    return sum(float(parameter.double().sum()) for parameter in model.parameters())
+    return sum(float(parameter.detach().double().sum()) for parameter in model.parameters())
 
 total = checkpoint.run(train)
 gl.shutdown()

@@ -183,6 +183,7 @@ impl CoordinatorProcess {
             | Event::Holds { .. }
             | Event::GoesOn { .. }
             | Event::Recovered { .. }
+            | Event::Restores { .. }
             | Event::FormsAgain { .. }
             | Event::HotServer { .. }
             | Event::Stall { .. } => {}
