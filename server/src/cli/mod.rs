@@ -105,7 +105,7 @@ struct Run {
     /// Seconds for the other processes to end by themselves after one has failed
     #[arg(long, value_name = "SECONDS", default_value_t = 5)]
     grace: u32,
-    /// How often processes that fail are started again in all; with --elastic, and with on_worker_loss=wait, 100 times, if this is not given
+    /// How often processes that fail are started again in all; with --elastic, on_worker_loss=wait, or on_server_loss=restore (servers alone), 100 times, if this is not given
     #[arg(long, value_name = "N")]
     restarts: Option<u32>,
     /// The worker's command line
