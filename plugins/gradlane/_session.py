@@ -4,7 +4,8 @@ The native module has no globals and can hold many sessions. The one default ses
 Python, and exists only here.
 
 An elastic job may form again, with other workers. Its process then has another session in the same job: a new
-*generation*, in which all names begin anew, and the same *enrolment*. Only `init()` begins another enrolment.
+*generation*, in which all names begin anew, and the same *enrolment*. Another enrolment begins with `init()`, and where the
+job forms again because a server was lost, after which a script begins anew.
 """
 
 from __future__ import annotations
@@ -149,11 +150,31 @@ def join_again() -> None:
         NotFormedError: the workers did not meet in time. This process is in no job then; the same holds for any other error.
         NotInitializedError: this process takes part in no job.
     """
-    global _job, _generation, _is_newcomer
     with _lock:
-        job = current()
         for one in list(_moving):
             one.before_forming_again()
+        _go_on(current())
+
+
+def begin_anew() -> None:
+    """Joins the job again that forms again because a server was lost, with all that it kept. Blocks until it has formed.
+
+    Nothing comes along: for wrappers, names and trainings this is another job, so that a script makes them anew.
+
+    Raises:
+        NotFormedError, NotInitializedError: as `join_again`.
+    """
+    global _enrolment
+    with _lock:
+        _go_on(current())
+        _enrolment += 1
+        end_newcomer()
+
+
+def _go_on(job: _bootstrap.Job) -> None:
+    """Replaces the session by one of the next formation of its job."""
+    global _job, _generation, _is_newcomer
+    with _lock:
         try:
             session = job.session.join_again()
         except BaseException:
@@ -358,7 +379,7 @@ def generation() -> int:
 
 
 def enrolment() -> int:
-    """How many jobs this process has joined. It stays the same when an elastic job forms again."""
+    """How many jobs this process has joined. It stays the same when an elastic job forms again, and its training goes on."""
     return _enrolment
 
 

@@ -11,6 +11,25 @@ dies. It can be loaded by any number of servers, and nothing is changed unless a
 Paths are directories below `checkpoint_dir`, a setting of coordinator and servers that all of them share; where it is not
 set, it is the directory in which they were started. Each directory has the checkpoints of one training, `checkpoint-1`,
 `checkpoint-2`, and `latest`, which names the newest whole one.
+
+**Lost servers.** With `on_server_loss=restore` the loss of a server is not the end of the job: it forms again, and all workers
+go back to the latest checkpoint.
+
+    def train():
+        model = make()                                          # the same on all workers
+        optimizer = gl.ServerOptimizer(model.named_parameters(), name="net", rule=gl.rules.AdamW(lr=1e-3))
+        found = gl.checkpoint.resume("runs/a")                  # None if there is none yet
+        optimizer.pull()
+        for step in range(found.extra + 1 if found else 0, 10_000):
+            ...
+            if gl.rank() == 0 and step % 100 == 0:
+                gl.checkpoint.save("runs/a", keep=3, extra=step)
+
+    gl.checkpoint.run(train)
+
+When a server is lost, everything under way fails with a `StateLostError`, on all workers. `run` joins the job again and calls
+`train` once more, which makes its parameters anew: the servers have nothing. So make models and optimizers in `train`. The
+same script goes on after the end of a whole job.
 """
 
 from __future__ import annotations
@@ -18,17 +37,21 @@ from __future__ import annotations
 import math
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import Any, Literal, TypeVar, overload
 
 from gradlane import _core, _session
-from gradlane.errors import CorruptCheckpointError, InvalidArgumentError, StillRunningError
+from gradlane._objects import broadcast_object
+from gradlane._saved import Reader as Reader
+from gradlane._saved import SavedTensor as SavedTensor
+from gradlane._saved import export as export
+from gradlane._saved import extra_of, number_of
+from gradlane._saved import state_dict as state_dict
+from gradlane._saved import to_dcp as to_dcp
+from gradlane.errors import Error, InvalidArgumentError, NotFoundError, StateLostError, StillRunningError
 
-if TYPE_CHECKING:
-    import torch
-
+T = TypeVar("T")
 Missing = Literal["error", "init", "zero"]
 
 TIMEOUT = 3600.0
@@ -190,9 +213,90 @@ def load(
         raise InvalidArgumentError(f"missing={missing!r}; give 'error', 'init' or 'zero'")
     return _told(
         _core.load_checkpoint(
-            _session.session(), _path(path), _number(checkpoint), missing, (ignore_extra, optimizer), _seconds(timeout)
+            _session.session(), _path(path), number_of(checkpoint), missing, (ignore_extra, optimizer), _seconds(timeout)
         )
     )
+
+
+def resume(
+    path: str | os.PathLike[str],
+    *,
+    missing: Missing = "error",
+    ignore_extra: bool = False,
+    optimizer: bool = True,
+    timeout: float = TIMEOUT,
+) -> Checkpoint | None:
+    """Goes back to the latest checkpoint of a directory. All workers call it, after they have made their parameters.
+
+    One worker loads for all, and all hear what was loaded; no call returns before the servers have the values. Each worker
+    reads them afterwards, as after `load`. If nothing was saved yet, the parameters stay as they were made, and the training
+    begins from there.
+
+    Args:
+        path, missing, ignore_extra, optimizer, timeout: as for `load`; equal on all workers.
+    Returns:
+        The checkpoint, on all workers; None if the directory has none.
+    Raises:
+        Error: as `load`, on all workers.
+        StallError: other workers did not come in time; it names them.
+    """
+    session, seconds = _session.session(), _seconds(timeout)
+    lowest = _session.ranks()[0]
+    session.barrier("gradlane.checkpoint.made", seconds)
+    outcome: Checkpoint | Error | None = None
+    if _session.rank() == lowest:
+        try:
+            outcome = load(path, missing=missing, ignore_extra=ignore_extra, optimizer=optimizer, timeout=seconds)
+        except NotFoundError as error:
+            outcome = None if _is_empty(error) else error
+        except Error as error:
+            outcome = error
+    session.barrier("gradlane.checkpoint.loaded", seconds)
+    outcome = broadcast_object(outcome, lowest, "gradlane.checkpoint.resume")
+    if isinstance(outcome, Error):
+        raise outcome
+    return outcome
+
+
+def run(train: Callable[[], T], *, timeout: float = TIMEOUT) -> T:
+    """Calls `train`, and again whenever a server was lost with what it kept (`on_server_loss=restore`). All workers call it.
+
+    Between two calls, the job forms again with the members that are left and a server that comes for the lost one. For a
+    worker that does not come back within `reform_timeout` the others do not wait. Ranks may be others than before, if workers
+    were lost too. Without that setting, and in a job without servers of its own, `train` is called once.
+
+    It returns when `train` has returned on all workers, so that none leaves the job while others may have to go back.
+
+    Args:
+        train: makes its models, optimizers and parameters, goes back with `resume`, and trains. Nothing of Gradlane that was
+            made in an earlier call is of use in the next one.
+        timeout: seconds that this worker waits for the others behind `train`.
+    Returns:
+        What the last call of `train` has returned.
+    Raises:
+        NotFormedError: the job was to form again, and no server is left, or too few workers came. This process is in no job
+            then.
+        StallError: other workers are still in `train`.
+        Exception: any other error of `train`.
+    """
+    from gradlane import elastic
+
+    seconds = _seconds(timeout)
+    # Where parameters live on servers, workers come to a job only when all others begin anew, too.
+    _session.end_newcomer()
+    while True:
+        try:
+            value = train()
+            if _session.is_initialized() and not elastic.has_left():
+                _session.session().barrier("gradlane.checkpoint.run", seconds)
+            return value
+        except StateLostError:
+            # Not here, because the error keeps what `train` has made.
+            pass
+        leaves = elastic.is_asked_to_leave()
+        _session.begin_anew()
+        if leaves:
+            elastic.leave()
 
 
 class Saver:
@@ -247,115 +351,16 @@ class Saver:
         return None if saving is None else saving.wait()
 
 
-def export(path: str | os.PathLike[str], file: str | os.PathLike[str], *, checkpoint: int | None = None) -> None:
-    """Writes the values of a checkpoint to one file in the form of safetensors, which needs no job.
-
-    Args:
-        path: the directory to which the checkpoints were saved, as this process sees it.
-        file: what to write. It is replaced when all of it is on the disk.
-        checkpoint: the number of one of them; None for the latest.
-    Raises:
-        NotFoundError, CorruptCheckpointError, IncompatibleError: as `load`.
-        UnavailableError: the file cannot be written.
-    """
-    _core.export_checkpoint(Path(path), _number(checkpoint), Path(file))
-
-
-@dataclass(frozen=True)
-class SavedTensor:
-    """A tensor of a checkpoint."""
-
-    name: str
-    dtype: str
-    """Such as `float32`."""
-    shape: tuple[int, ...]
-    rule: str | None
-    """The rule that has changed it, as text."""
-
-
-class Reader:
-    """Reads a checkpoint without a job.
-
-        reader = gl.checkpoint.Reader("runs/a")
-        weights = {name: reader.read(name) for name in reader.tensors}
-    """
-
-    def __init__(self, path: str | os.PathLike[str], *, checkpoint: int | None = None) -> None:
-        """
-        Args:
-            path: the directory to which the checkpoints were saved, as this process sees it.
-            checkpoint: the number of one of them; None for the latest.
-        Raises:
-            NotFoundError, CorruptCheckpointError, IncompatibleError: as `load`.
-        """
-        import json
-
-        self._saved = _core.SavedCheckpoint(Path(path), _number(checkpoint))
-        about = json.loads(self._saved.manifest())
-        self.number: int = about["checkpoint"]
-        self.directory: Path = self._saved.directory
-        self.job: str = about["job"]
-        self.extra: Any = _extra(about["notes"])
-        self.steps: dict[int, int] = {at["clock"]: at["step"] for at in about["clocks"]}
-        self.tensors: dict[str, SavedTensor] = {
-            of["name"]: SavedTensor(of["name"], of["dtype"], tuple(of["shape"]), of["rule"]) for of in about["tensors"]
-        }
-
-    def read(self, name: str) -> bytes:
-        """The values of a tensor, in little-endian bytes of its dtype, in the order of its elements.
-
-        Raises:
-            NotFoundError: the checkpoint has no tensor of this name.
-            CorruptCheckpointError: a file is not what it was; it is named.
-        """
-        return self._saved.read(name)
-
-
-def state_dict(path: str | os.PathLike[str], *, prefix: str = "", checkpoint: int | None = None) -> dict[str, torch.Tensor]:
-    """The values of a checkpoint as tensors of PyTorch, for `model.load_state_dict`; needs no job.
-
-    Args:
-        path: the directory to which the checkpoints were saved, as this process sees it.
-        prefix: take only names that begin with it, and leave it out. A `ServerOptimizer` calls its parameters
-            `<name>/<label>`, so that `optimizer.prefix + "/"` gives the labels of the model.
-        checkpoint: the number of one of them; None for the latest.
-    Raises:
-        NotFoundError, CorruptCheckpointError, IncompatibleError: as `load`.
-    """
-    import torch
-
-    reader = Reader(path, checkpoint=checkpoint)
-    tensors = {}
-    for name, tensor in reader.tensors.items():
-        if name.startswith(prefix):
-            values = torch.frombuffer(bytearray(reader.read(name)), dtype=getattr(torch, tensor.dtype))
-            tensors[name.removeprefix(prefix)] = values.reshape(tensor.shape)
-    return tensors
-
-
-def to_dcp(
-    path: str | os.PathLike[str],
-    directory: str | os.PathLike[str],
-    *,
-    prefix: str = "",
-    checkpoint: int | None = None,
-) -> None:
-    """Writes the values of a checkpoint in the form of `torch.distributed.checkpoint`; needs no job.
-
-    Args:
-        directory: what to write; PyTorch makes it.
-        path, prefix, checkpoint: as for `state_dict`.
-    Raises:
-        NotFoundError, CorruptCheckpointError, IncompatibleError: as `load`.
-    """
-    from torch.distributed import checkpoint as dcp
-
-    dcp.save(state_dict(path, prefix=prefix, checkpoint=checkpoint), checkpoint_id=os.fspath(directory), no_dist=True)
-
-
 def _told(told: tuple[int, str, int, int, int, list[tuple[int, int]], str]) -> Checkpoint:
     number, directory, tensors, size, files, steps, notes = told
-    return Checkpoint(number, directory, tensors, size, files, dict(steps), _extra(notes))
+    return Checkpoint(number, directory, tensors, size, files, dict(steps), extra_of(notes))
+
+
+def _is_empty(error: NotFoundError) -> bool:
+    """Whether a directory has no checkpoint at all, in place of one whose files or tensors are missing."""
+    what = str(error.fields.get("what"))
+    name, _, number = os.path.basename(what).rpartition("-")
+    return what.startswith("a whole checkpoint in ") and not (name == "checkpoint" and number.isdecimal())
 
 
 def _path(path: str | os.PathLike[str]) -> str:
@@ -375,21 +380,6 @@ def _notes(extra: Any) -> str:
         return "" if extra is None else json.dumps(extra, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise InvalidArgumentError(f"extra: {error}; give what JSON can say") from error
-
-
-def _extra(notes: str) -> Any:
-    import json
-
-    try:
-        return json.loads(notes) if notes else None
-    except ValueError as error:
-        raise CorruptCheckpointError(f"the notes of a checkpoint: {error}", file="notes", problem=str(error)) from error
-
-
-def _number(checkpoint: int | None) -> int | None:
-    if checkpoint is not None and (not isinstance(checkpoint, int) or isinstance(checkpoint, bool) or checkpoint < 1):
-        raise InvalidArgumentError(f"checkpoint={checkpoint!r}; give the number of one, or None for the latest")
-    return checkpoint
 
 
 def _seconds(timeout: float) -> float:

@@ -296,6 +296,12 @@ def leave() -> None:
     _ask_to_leave()
 
 
+def is_asked_to_leave() -> bool:
+    """Whether this worker was told to leave its job, and has not left it yet."""
+    training = _of_this_job()
+    return training is not None and training.asks_to_leave and not training.has_left
+
+
 def has_left() -> bool:
     """Whether this worker has left its job, as it was told. It can reduce nothing any more, and should end."""
     training = _of_this_job()

@@ -47,6 +47,7 @@ __all__ = [
     "RootLostError",
     "ServerUnreachableError",
     "StallError",
+    "StateLostError",
     "StillRunningError",
     "TimeoutError",
     "TokenError",
@@ -289,6 +290,13 @@ class PeerLostError(AbortedError):
         role, _, index = (self.member or "").partition(" ")
         self.rank = int(index) if role == "worker" and index.isdecimal() else None
         self.server = int(index) if role == "server" and index.isdecimal() else None
+
+
+class StateLostError(PeerLostError):
+    """A server was lost, and with it what it kept (`on_server_loss=restore`). The job forms again.
+
+    `gradlane.checkpoint.run` joins it again and begins the training anew, from the latest checkpoint.
+    """
 
 
 class QuorumLostError(AbortedError):

@@ -73,10 +73,11 @@ impl Embedded {
     /// # Errors
     /// [`Error::Io`] if its address cannot be bound.
     pub fn start_coordinator(options: &EmbeddedOptions) -> Result<Self> {
-        if options.config.takes_newcomers() {
-            let (knob, set) = match options.config.elastic {
-                Some(_) => ("elastic", "set"),
-                None => ("on_worker_loss", "wait"),
+        if options.config.lets_in_later() {
+            let (knob, set) = match (options.config.elastic, options.config.takes_newcomers()) {
+                (Some(_), _) => ("elastic", "set"),
+                (None, true) => ("on_worker_loss", "wait"),
+                (None, false) => ("on_server_loss", "restore"),
             };
             return Err(Error::Config {
                 knob: knob.to_owned(),

@@ -285,11 +285,7 @@ impl Member {
             Phase::Forming => self.fail_protocol("phase", "is forming, which a member is never shown"),
             Phase::Running => self.handle_running(now, view, is_new),
             Phase::Ended | Phase::FormsAgain => self.handle_ended(view),
-            Phase::Aborted(cause) => {
-                let cause = cause.clone();
-                self.view = Some(view);
-                self.conclude(cause, Some(Frame::Leave));
-            }
+            Phase::Aborted(cause) | Phase::Restores(cause) => self.handle_failed(cause.clone(), view),
         }
     }
 

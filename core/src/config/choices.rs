@@ -112,6 +112,18 @@ choice! {
         Abort = "abort",
         /// It goes on with the servers that are left, and no sum is lost.
         Continue = "continue",
+        /// It forms again with the members that are left, and workers go back to a checkpoint.
+        Restore = "restore",
+    }
+}
+
+impl OnServerLoss {
+    /// Whether the job survives the loss of a server, in one way or the other.
+    pub fn survives(self) -> bool {
+        match self {
+            Self::Abort => false,
+            Self::Continue | Self::Restore => true,
+        }
     }
 }
 

@@ -138,6 +138,12 @@ impl Config {
         self.elastic.is_some() || self.on_worker_loss == OnWorkerLoss::Wait
     }
 
+    /// Whether processes that come after the job has formed may be of use to it: workers and servers that it takes in while it runs, or a
+    /// server in the place of a lost one.
+    pub fn lets_in_later(&self) -> bool {
+        self.takes_newcomers() || self.on_server_loss == OnServerLoss::Restore
+    }
+
     pub(super) fn set(&mut self, knob: &'static Knob, text: &str, origin: Origin) -> Result<()> {
         (knob.set)(self, text).map_err(|problem| {
             let problem = match knob.unit {
@@ -205,7 +211,7 @@ impl Config {
         if self.takes_newcomers() && !chosen(self, "local_reduce") {
             self.local_reduce = LocalReduce::Off;
         }
-        if self.on_server_loss == OnServerLoss::Continue && !chosen(self, "on_worker_loss") {
+        if self.on_server_loss.survives() && !chosen(self, "on_worker_loss") {
             self.on_worker_loss = OnWorkerLoss::Continue;
         }
         if !chosen(self, "fuse_bytes") {
@@ -278,8 +284,8 @@ const CONFLICTS: &[Conflict] = &[
     Conflict {
         knob: "on_server_loss",
         other: "on_worker_loss",
-        found: |config| config.on_server_loss == OnServerLoss::Continue && config.on_worker_loss == OnWorkerLoss::Abort,
-        hint: "a job that goes on without lost servers goes on without lost workers too: leave on_worker_loss out",
+        found: |config| config.on_server_loss.survives() && config.on_worker_loss == OnWorkerLoss::Abort,
+        hint: "a job that survives lost servers goes on without lost workers too: leave on_worker_loss out",
     },
     Conflict {
         knob: "elastic",

@@ -79,6 +79,7 @@ impl Error {
             | Self::NotFinite { .. }
             | Self::Stalled { .. }
             | Self::PeerLost { .. }
+            | Self::StateLost { .. }
             | Self::QuorumLost { .. } => self.clone(),
             other => {
                 let (tensor, notice) = (tensor.into(), Box::default());

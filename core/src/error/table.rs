@@ -418,6 +418,16 @@ errors! {
         /// What is wrong with it.
         problem: String,
     }
+    /// A server was lost, and with it what it kept. The job forms again (`on_server_loss=restore`).
+    #[error("lost {member} on {host}: {cause}; what it kept is gone, and the job forms again: join it again and go back to the checkpoint (gradlane.checkpoint.run does, with resume)")]
+    36: StateLost of Aborted, raised as "StateLostError"("PeerLostError") {
+        /// The server, such as `server 0`.
+        member: String,
+        /// Its host and process, as it announced them.
+        host: String,
+        /// The first evidence of the loss.
+        cause: String,
+    }
 }
 
 /// A text that goes before another one.

@@ -60,8 +60,21 @@ pub enum Phase {
     Ended,
     /// All workers left behind the same step, and form the job again with those that have come. Members join anew.
     FormsAgain,
+    /// A server was lost with what it kept. The members that are left form the job again, and go back to a checkpoint. Every call that waits
+    /// gets this cause, and members join anew.
+    Restores(Error),
     /// The job failed; every call that waits gets this cause.
     Aborted(Error),
+}
+
+impl Phase {
+    /// Whether the members join anew, because the job forms again.
+    pub fn forms_again(&self) -> bool {
+        match self {
+            Self::FormsAgain | Self::Restores(_) => true,
+            Self::Forming | Self::Running | Self::Ended | Self::Aborted(_) => false,
+        }
+    }
 }
 
 /// A membership.

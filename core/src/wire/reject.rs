@@ -244,6 +244,10 @@ mod tests {
         ),
         ("2204000000776861740400000068696e74", "what is not there; hint"),
         ("230400000066696c650700000070726f626c656d", "the checkpoint is damaged: file: problem; load an earlier one"),
+        (
+            "24060000006d656d62657204000000686f7374050000006361757365",
+            "lost member on host: cause; what it kept is gone, and the job forms again: join it again and go back to the checkpoint (gradlane.checkpoint.run does, with resume)",
+        ),
     ];
 
     #[test]

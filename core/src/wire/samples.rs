@@ -105,6 +105,7 @@ pub fn frames() -> Vec<Frame> {
         Frame::View(view(Phase::Running)),
         Frame::View(view(Phase::Aborted(Error::Cancelled))),
         Frame::View(view(Phase::FormsAgain)),
+        Frame::View(view(Phase::Restores(Error::Cancelled))),
         Frame::Refused(Error::Fenced { current: Epoch { term: 1, number: 2 } }),
         Frame::HeartbeatAck { sent: Time(5) },
         Frame::Declared { request: 9, outcome: Ok(vec![part()]) },

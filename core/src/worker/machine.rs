@@ -183,7 +183,7 @@ impl Worker {
     /// The membership changed.
     pub fn handle_view(&mut self, now: Time, view: View) {
         match view.phase.clone() {
-            Phase::Aborted(cause) => self.handle_failed(now, cause),
+            Phase::Aborted(cause) | Phase::Restores(cause) => self.handle_failed(now, cause),
             Phase::Forming | Phase::Running | Phase::Ended | Phase::FormsAgain => self.form(now, self.rank(), view),
         }
     }

@@ -85,6 +85,7 @@ fn told_by_launcher(error: Error) -> Result<i32> {
     let is_told = matches!(
         error,
         Error::PeerLost { .. }
+            | Error::StateLost { .. }
             | Error::QuorumLost { .. }
             | Error::NotFormed { .. }
             | Error::FailedPrecondition { .. }

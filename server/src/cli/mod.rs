@@ -166,7 +166,7 @@ struct Run {
     /// Seconds for the other processes to end by themselves after one has failed
     #[arg(long, value_name = "SECONDS", default_value_t = 5)]
     grace: u32,
-    /// How often processes that fail are started again in all; with --elastic, and with on_worker_loss=wait, 100 times, if this is not given
+    /// How often processes that fail are started again in all; with --elastic, on_worker_loss=wait, or on_server_loss=restore (servers alone), 100 times, if this is not given
     #[arg(long, value_name = "N")]
     restarts: Option<u32>,
     /// The program of the servers, if it is one of your own
@@ -309,7 +309,7 @@ impl Run {
         launch::run(&Launch {
             workers: config.size.unwrap_or(1),
             servers: config.servers.max(servers_min),
-            restarts: self.restarts.unwrap_or(if config.takes_newcomers() { launch::RESTARTS } else { 0 }),
+            restarts: self.restarts.unwrap_or(if config.lets_in_later() { launch::RESTARTS } else { 0 }),
             config,
             settings,
             failure_grace: Duration::from_secs(self.grace.into()),

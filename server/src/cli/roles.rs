@@ -97,8 +97,8 @@ impl Live for Serving {
     fn wait(&self) -> Result<()> {
         loop {
             let server = self.now();
-            server.join(None)?;
-            let Some(next) = server.start_again()? else { return Ok(()) };
+            let outcome = server.join(None);
+            let Some(next) = server.start_again()? else { return outcome };
             *self.server.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(next);
             self.show();
         }

@@ -136,7 +136,7 @@ fn job_text(Answer { leader, status }: &Answer, columns: Option<u16>) -> String 
     if let Some(Running { pid, command, .. }) = leader {
         let _ = writeln!(text, "led by process {pid}: {command}");
     }
-    if let Phase::Aborted(cause) = &view.phase {
+    if let Phase::Aborted(cause) | Phase::Restores(cause) = &view.phase {
         let _ = writeln!(text, "cause: {cause}");
     }
     if let Some(Hold { there, needed, lost, patience }) = &status.hold {
@@ -259,7 +259,7 @@ fn job_json(Answer { leader, status }: &Answer) -> String {
         })
         .collect();
     let cause = match &view.phase {
-        Phase::Aborted(cause) => Some(cause.to_string()),
+        Phase::Aborted(cause) | Phase::Restores(cause) => Some(cause.to_string()),
         Phase::Forming | Phase::Running | Phase::Ended | Phase::FormsAgain => None,
     };
     let hold = status.hold.as_ref().map(|Hold { there, needed, lost, patience }| {
@@ -291,7 +291,7 @@ fn phase(phase: &Phase) -> &'static str {
         Phase::Running => "running",
         Phase::Ended => "ended",
         Phase::Aborted(_) => "aborted",
-        Phase::FormsAgain => "forms again",
+        Phase::FormsAgain | Phase::Restores(_) => "forms again",
     }
 }
 

@@ -25,6 +25,7 @@ use gradlane_core::{Error, Result};
 
 use super::{Command, Coordinator, CoordinatorConfig, Event, Found};
 
+mod deaths;
 mod disk;
 pub(crate) mod journal;
 mod log;
@@ -67,6 +68,8 @@ enum Input {
     Death {
         pid: u32,
         cause: String,
+        /// Whether it is started again.
+        returns: bool,
     },
     Status(Sender<Status>),
     /// Work on files is done, of the save or load with this number.
@@ -111,7 +114,7 @@ impl CoordinatorNode {
             &config.bind,
             Arc::clone(&authority),
             &Settings::from_config(config),
-            Newcomers { site: site.as_ref(), after_forming: config.takes_newcomers() },
+            Newcomers { site: site.as_ref(), after_forming: config.lets_in_later() },
             Box::new(move |incoming| {
                 let input = match incoming {
                     ControlIncoming::Frame { link, frame: Frame::StatusRequest, waiting } => {
@@ -180,12 +183,6 @@ impl CoordinatorNode {
     /// [`Error::Exhausted`] if there are too many that no process has used yet.
     pub fn invite(&self, role: Role, lasts: Duration) -> Result<JoinString> {
         self.authority.invite_here(&self.join.address, role, lasts)
-    }
-
-    /// Reports that a process of this host has ended, so that its loss is known at once and not only after a silence. A process that is started
-    /// in its place is another member. A job that has not formed ends.
-    pub fn report_death(&self, pid: u32, cause: String) {
-        let _ = self.inputs.send(Input::Death { pid, cause });
     }
 
     /// The state of the job.
@@ -317,7 +314,7 @@ impl Driver {
             match heard {
                 Heard::Input(Input::Control(incoming)) => self.handle(incoming),
                 Heard::Input(Input::Asked) => self.handle_question(),
-                Heard::Input(Input::Death { pid, cause }) => self.handle_death(now, pid, cause),
+                Heard::Input(Input::Death { pid, cause, returns }) => self.handle_death(now, pid, cause, returns),
                 Heard::Input(Input::Status(reply)) => {
                     let _ = reply.send(self.machine.status(now));
                 }
@@ -338,7 +335,7 @@ impl Driver {
         }
         // Has an effect only if the owner stopped a job that had not ended by itself.
         self.end.set(match self.machine.view().phase {
-            Phase::Aborted(cause) => Err(cause),
+            Phase::Aborted(cause) | Phase::Restores(cause) => Err(cause),
             Phase::Forming | Phase::Running | Phase::Ended | Phase::FormsAgain => Ok(()),
         });
         self.listener.stop(Duration::from_millis(500));
@@ -383,17 +380,6 @@ impl Driver {
         self.is_counted = matches!(frame, Frame::Heartbeat { .. });
         self.machine.handle_frame(self.now(), link, frame);
         self.waiting = Some(waiting);
-    }
-
-    /// A process of this host has ended. The job cannot form without it, because nobody starts it again.
-    fn handle_death(&mut self, now: Time, pid: u32, cause: String) {
-        self.machine.handle_death(now, pid, &self.host, cause.clone());
-        let view = self.machine.view();
-        // Later, others form it without this one.
-        if view.phase == Phase::Forming && view.formed_before == 0 {
-            let (member, host) = ("a process".to_owned(), format!("{} (pid {pid}) before the job formed", self.host));
-            self.machine.stop(now, Error::PeerLost { member, host, cause });
-        }
     }
 
     /// Answers one request for the status. The next one comes after the inputs that are there now.

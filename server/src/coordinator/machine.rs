@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use gradlane_core::error::{Error, Result};
 use gradlane_core::types::defect::{Defect, planted};
-use gradlane_core::types::{Epoch, Incarnation, LinkId, Machines, Member, NodeId, Phase, Role, Time, View};
+use gradlane_core::types::{Epoch, Incarnation, LinkId, Machines, Member, NodeId, Role, Time, View};
 use gradlane_core::wire::frame::{Join, Status};
 use gradlane_core::wire::{Frame, limits};
 
@@ -60,6 +60,7 @@ mod ticking;
 /// - [`verdict`](super::verdict) decides what a loss means. An abort ends the job with its first cause, which every member gets.
 /// - An elastic job takes in processes that come while it runs: they wait until all workers stand behind the same step. There all leave, and
 ///   the job forms again, under a later term: [`Coordinator::form_again`].
+/// - A job that restores what servers keep forms again in the same way when it loses one, at any instant: whatever is under way fails.
 /// - A worker may leave while others still work. Barriers then fail, because they need it. A sum that needs it stalls, and the notice says
 ///   that it left. The job is over when the last worker has left. A server that leaves earlier counts as lost.
 #[derive(Debug)]
@@ -89,6 +90,8 @@ pub struct Coordinator {
     missed: Missed,
     /// Since the job ends only to form again: the members that are expected then, in their order.
     again: Option<Vec<Member>>,
+    /// How many servers come in the place of lost ones before the job forms again.
+    coming: u32,
     /// What members of the former formation hear that have missed its end: by identity, for this life.
     farewells: BTreeMap<Identity, (Incarnation, Frame)>,
     /// Exists since the job formed.
@@ -133,6 +136,7 @@ impl Coordinator {
             newcomers: Newcomers::default(),
             missed: Missed::default(),
             again: None,
+            coming: 0,
             farewells: BTreeMap::new(),
             registry: None,
             endings: Endings::new(config.workers, told_for(&config), config.defect),
@@ -162,7 +166,7 @@ impl Coordinator {
         View {
             job: self.config.job.clone(),
             epoch: self.epoch,
-            phase: if self.forms_again() { Phase::FormsAgain } else { self.stage.phase() },
+            phase: self.phase(),
             formed_before: self.formed_before,
             formed_servers: self.formed_servers,
             formed_together: self.formed_together,
@@ -362,7 +366,7 @@ impl Coordinator {
     }
 
     fn form_if_complete(&mut self, now: Time) {
-        if matches!(self.stage, Stage::Forming { .. }) && self.roster.is_complete() {
+        if matches!(self.stage, Stage::Forming { .. }) && self.roster.is_complete() && self.replacements_are_there() {
             self.form(now);
         }
     }
@@ -374,6 +378,7 @@ impl Coordinator {
         }
         self.epoch.number += 1;
         self.stage = Stage::Running;
+        self.coming = 0;
         self.formed_servers = self.roster.size().servers;
         self.formed_together = Machines::need_no_server(&self.view());
         self.boundaries.form(self.stepping_workers());

@@ -255,6 +255,11 @@ pub enum Event {
         /// Why it does not go on.
         reason: &'static str,
     },
+    /// The job ends, and forms again without what a lost server kept.
+    Restores {
+        /// Why it does not end for good.
+        reason: &'static str,
+    },
     /// All workers stand behind the same step and leave, to form the job again with others.
     FormsAgain {
         /// How many of them there are.

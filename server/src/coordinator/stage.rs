@@ -10,6 +10,7 @@ use gradlane_core::types::{Phase, Time};
 /// Closing   -                  -                  Closing                -                Finished, or sooner if all know
 /// Finished  -                  -                  -                      -                -
 /// ```
+/// A job that forms again is in `Closing` first, with an error if it has lost what a server kept.
 #[derive(Debug)]
 pub(super) enum Stage {
     Forming { until: Time },

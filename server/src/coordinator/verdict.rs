@@ -14,6 +14,7 @@
 //! | a server, perhaps with workers, and jobs do not outlive servers | abort | abort: its sums are lost |
 //! | a server, others are left, and the job outlives servers | abort | continue without it |
 //! | the last server, or one of a job that keeps parameters | abort | abort: what it keeps is lost |
+//! | any server, workers are left, and lost servers are restored | abort | restore: the members that are left form the job again |
 
 use std::time::Duration;
 
@@ -36,18 +37,17 @@ pub enum Policy {
         min_workers: u32,
         /// If fewer are left: how long they hold behind their step until others have come. `None` if the job ends then.
         rejoin: Option<Duration>,
-        /// Whether it also goes on without a server that is lost, because its workers keep sums.
-        outlives_servers: bool,
+        /// What the loss of a server means.
+        on_server_loss: OnServerLoss,
     },
 }
 
 impl Policy {
     /// To go on with however many are left.
-    pub const CONTINUE: Self = Self::Continue { min_workers: 1, rejoin: None, outlives_servers: false };
+    pub const CONTINUE: Self = Self::Continue { min_workers: 1, rejoin: None, on_server_loss: OnServerLoss::Abort };
 
     /// The policy that a user chose, for a job that forms with so many workers.
     pub fn from_settings(config: &Config, workers: u32) -> Self {
-        let outlives_servers = config.on_server_loss == OnServerLoss::Continue;
         let (min_workers, rejoin) = match config.on_worker_loss {
             OnWorkerLoss::Abort => return Self::Abort,
             OnWorkerLoss::Continue => (config.min_workers, None),
@@ -56,7 +56,15 @@ impl Policy {
                 (if is_said { config.min_workers } else { workers }, Some(config.rejoin_timeout))
             }
         };
-        Self::Continue { min_workers, rejoin, outlives_servers }
+        Self::Continue { min_workers, rejoin, on_server_loss: config.on_server_loss }
+    }
+
+    /// What the loss of a server means.
+    pub(super) fn on_server_loss(self) -> OnServerLoss {
+        match self {
+            Self::Abort => OnServerLoss::Abort,
+            Self::Continue { on_server_loss, .. } => on_server_loss,
+        }
     }
 
     /// How long workers that are too few hold until others have come, if they do.
@@ -70,8 +78,8 @@ impl Policy {
     /// The policy where so many workers had left in order before the job formed as it is: nobody waits for them.
     pub(super) fn without_leavers(self, left: u32) -> Self {
         match self {
-            Self::Continue { min_workers, rejoin: rejoin @ Some(_), outlives_servers } => {
-                Self::Continue { min_workers: min_workers.saturating_sub(left).max(1), rejoin, outlives_servers }
+            Self::Continue { min_workers, rejoin: rejoin @ Some(_), on_server_loss } => {
+                Self::Continue { min_workers: min_workers.saturating_sub(left).max(1), rejoin, on_server_loss }
             }
             Self::Abort | Self::Continue { .. } => self,
         }
@@ -112,6 +120,8 @@ pub(super) enum Verdict {
     Abort { cause: Error, reason: &'static str },
     /// The job goes on without these members, under a new view.
     Continue { without: Vec<Identity>, reason: &'static str },
+    /// The members that are left form the job again, and hear this cause.
+    Restore { cause: Error, reason: &'static str },
 }
 
 /// Decides the consequence of the loss of these members, all noticed at the same time. `keeps_parameters` says whether
@@ -130,22 +140,26 @@ pub(super) fn verdict(policy: Policy, roster: &Roster, keeps_parameters: bool, l
     };
     match policy {
         Policy::Abort => abort(first, "the policy of this job is to abort"),
-        Policy::Continue { min_workers, rejoin, outlives_servers } => {
+        Policy::Continue { min_workers, rejoin, on_server_loss } => {
             let without: Vec<Identity> = needed.iter().map(|lost| lost.identity).collect();
             let stays_as = |role: Role, seat: &Seat| {
                 let identity = seat.identity();
                 identity.role == role && seat.health != Health::Dead && !without.contains(&identity)
             };
             let stays = |seat: &Seat| stays_as(Role::Worker, seat);
+            let mut restored = None;
             if let Some(server) = needed.iter().find(|lost| lost.identity.role == Role::Server) {
-                if !outlives_servers {
-                    return abort(server, "the sums of a server are lost with it");
-                }
-                if keeps_parameters {
-                    return explained(server, "the parameters of a server are lost with it");
-                }
-                if !roster.seats().any(|seat| stays_as(Role::Server, seat)) {
-                    return explained(server, "no server is left");
+                match on_server_loss {
+                    OnServerLoss::Abort => return abort(server, "the sums of a server are lost with it"),
+                    OnServerLoss::Continue if keeps_parameters => {
+                        return explained(server, "the parameters of a server are lost with it");
+                    }
+                    OnServerLoss::Continue if !roster.seats().any(|seat| stays_as(Role::Server, seat)) => {
+                        return explained(server, "no server is left");
+                    }
+                    OnServerLoss::Continue => {}
+                    // Another one may come while the job forms.
+                    OnServerLoss::Restore => restored = Some(server),
                 }
             }
             let left = roster.seats().filter(|seat| stays(seat)).count();
@@ -153,10 +167,14 @@ pub(super) fn verdict(policy: Policy, roster: &Roster, keeps_parameters: bool, l
             match rejoin {
                 _ if left == 0 => return abort(first, "no worker is left"),
                 None if are_few => return explained(first, "fewer workers are left than min_workers"),
-                Some(_) if are_few && keeps_parameters => {
+                Some(_) if are_few && keeps_parameters && restored.is_none() => {
                     return explained(first, "no other worker can come, because the job keeps parameters on servers");
                 }
                 None | Some(_) => {}
+            }
+            if let Some(server) = restored {
+                let reason = "what a lost server kept comes back from a checkpoint";
+                return Verdict::Restore { cause: state_lost(roster, server), reason };
             }
             let reason = if are_few { "others are left, and wait until more have come" } else { "others are left" };
             Verdict::Continue { without, reason }
@@ -166,8 +184,15 @@ pub(super) fn verdict(policy: Policy, roster: &Roster, keeps_parameters: bool, l
 
 /// The error for those who wait for a member that is lost.
 pub(super) fn peer_lost(roster: &Roster, lost: &Lost) -> Error {
-    let host = roster.seat(lost.identity).map(|seat| seat.member.place()).unwrap_or_default();
-    Error::PeerLost { member: roster.name(lost.identity), host, cause: lost.cause.clone() }
+    Error::PeerLost { member: roster.name(lost.identity), host: place(roster, lost), cause: lost.cause.clone() }
+}
+
+fn state_lost(roster: &Roster, lost: &Lost) -> Error {
+    Error::StateLost { member: roster.name(lost.identity), host: place(roster, lost), cause: lost.cause.clone() }
+}
+
+fn place(roster: &Roster, lost: &Lost) -> String {
+    roster.seat(lost.identity).map(|seat| seat.member.place()).unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -200,7 +225,9 @@ mod tests {
             let roster = roster(left, true);
             for (policy, expected) in [(Policy::Abort, by_abort), (Policy::CONTINUE, by_continue)] {
                 let reason = match decided(policy, &roster, &loss(lost)) {
-                    Verdict::Abort { reason, .. } | Verdict::Continue { reason, .. } => reason,
+                    Verdict::Abort { reason, .. }
+                    | Verdict::Continue { reason, .. }
+                    | Verdict::Restore { reason, .. } => reason,
                     Verdict::Nothing => "nothing",
                     Verdict::Free => "free",
                 };
@@ -212,11 +239,13 @@ mod tests {
     #[test]
     fn a_job_goes_on_if_enough_workers_are_left_and_those_that_left_in_order_count() {
         let reason = |min_workers, left: &[u8], lost: &[u8]| match decided(
-            Policy::Continue { min_workers, rejoin: None, outlives_servers: false },
+            Policy::Continue { min_workers, rejoin: None, on_server_loss: OnServerLoss::Abort },
             &roster(left, true),
             &loss(lost),
         ) {
-            Verdict::Abort { reason, .. } | Verdict::Continue { reason, .. } => reason,
+            Verdict::Abort { reason, .. } | Verdict::Continue { reason, .. } | Verdict::Restore { reason, .. } => {
+                reason
+            }
             other => panic!("{other:?}"),
         };
         let too_few = "fewer workers are left than min_workers";
@@ -224,16 +253,24 @@ mod tests {
         assert_eq!([1, 2, 3].map(|min_workers| reason(min_workers, &[], &[1])), [fine, fine, too_few]);
         assert_eq!(reason(2, &[], &[0, 1]), too_few);
         assert_eq!(reason(2, &[0], &[1]), fine);
-        assert!(Policy::Continue { min_workers: 3, rejoin: None, outlives_servers: false }.check(3).is_ok());
-        let refused = Policy::Continue { min_workers: 4, rejoin: None, outlives_servers: false }.check(3).unwrap_err();
+        assert!(
+            Policy::Continue { min_workers: 3, rejoin: None, on_server_loss: OnServerLoss::Abort }.check(3).is_ok()
+        );
+        let refused = Policy::Continue { min_workers: 4, rejoin: None, on_server_loss: OnServerLoss::Abort }
+            .check(3)
+            .unwrap_err();
         assert!(matches!(refused, Error::Config { knob, .. } if knob == "min_workers"));
     }
 
     #[test]
     fn a_job_that_waits_for_others_goes_on_with_too_few_unless_nobody_can_come() {
         let waits = |left_before| {
-            Policy::Continue { min_workers: 3, rejoin: Some(Duration::from_secs(9)), outlives_servers: false }
-                .without_leavers(left_before)
+            Policy::Continue {
+                min_workers: 3,
+                rejoin: Some(Duration::from_secs(9)),
+                on_server_loss: OnServerLoss::Abort,
+            }
+            .without_leavers(left_before)
         };
         let reason = |policy, left: &[u8], keeps_parameters, lost: &[u8]| match verdict(
             policy,
@@ -241,7 +278,9 @@ mod tests {
             keeps_parameters,
             &loss(lost),
         ) {
-            Verdict::Abort { reason, .. } | Verdict::Continue { reason, .. } => reason,
+            Verdict::Abort { reason, .. } | Verdict::Continue { reason, .. } | Verdict::Restore { reason, .. } => {
+                reason
+            }
             other => panic!("{other:?}"),
         };
         let (fine, few) = ("others are left", "others are left, and wait until more have come");
@@ -285,10 +324,12 @@ mod tests {
     #[test]
     fn a_job_outlives_servers_if_one_is_left_and_they_keep_no_parameters() {
         const SECOND: u8 = SERVER + 1;
-        let outlives = Policy::Continue { min_workers: 2, rejoin: None, outlives_servers: true };
+        let outlives = Policy::Continue { min_workers: 2, rejoin: None, on_server_loss: OnServerLoss::Continue };
         let roster = roster_of(&[0, 1, 2, SERVER, SECOND], &[], true);
         let reason = |keeps_parameters, lost: &[u8]| match verdict(outlives, &roster, keeps_parameters, &loss(lost)) {
-            Verdict::Abort { reason, .. } | Verdict::Continue { reason, .. } => reason,
+            Verdict::Abort { reason, .. } | Verdict::Continue { reason, .. } | Verdict::Restore { reason, .. } => {
+                reason
+            }
             other => panic!("{other:?}"),
         };
         for (what, keeps_parameters, lost, expected) in [
@@ -300,6 +341,38 @@ mod tests {
             ("a worker", true, &[2], "others are left"),
         ] {
             assert_eq!(reason(keeps_parameters, lost), expected, "{what}");
+        }
+    }
+
+    #[test]
+    fn a_job_that_restores_servers_forms_again_whatever_they_keep_and_even_if_none_is_left() {
+        const SECOND: u8 = SERVER + 1;
+        let restores = |rejoin| Policy::Continue { min_workers: 2, rejoin, on_server_loss: OnServerLoss::Restore };
+        let roster = roster_of(&[0, 1, 2, SERVER, SECOND], &[], true);
+        let restored = "what a lost server kept comes back from a checkpoint";
+        for (what, rejoin, lost, expected) in [
+            ("a server", None, &[SECOND][..], restored),
+            ("all servers", None, &[SERVER, SECOND], restored),
+            ("a server and a worker", None, &[1, SERVER], restored),
+            ("a server and too many workers", None, &[SERVER, 1, 2], "fewer workers are left than min_workers"),
+            ("the same, and others may come", Some(Duration::from_secs(9)), &[SERVER, 1, 2], restored),
+            ("a server and all workers", None, &[SERVER, 0, 1, 2], "no worker is left"),
+            ("a worker", None, &[2], "others are left"),
+        ] {
+            for keeps_parameters in [false, true] {
+                let decided = verdict(restores(rejoin), &roster, keeps_parameters, &loss(lost));
+                let reason = match &decided {
+                    Verdict::Abort { reason, .. }
+                    | Verdict::Continue { reason, .. }
+                    | Verdict::Restore { reason, .. } => reason,
+                    other => panic!("{other:?}"),
+                };
+                assert_eq!(*reason, expected, "{what}");
+                if let Verdict::Restore { cause, .. } = decided {
+                    let name = roster.name(identity(*lost.iter().find(|lost| **lost >= SERVER).unwrap()));
+                    assert!(matches!(&cause, Error::StateLost { member, .. } if *member == name), "{what}: {cause}");
+                }
+            }
         }
     }
 

@@ -29,7 +29,7 @@ pub struct Launch<'a> {
     pub workers: u32,
     /// The number of server processes; 0 embeds one in the launcher.
     pub servers: u32,
-    /// How often processes that fail are started again in all. Only an elastic job takes them in.
+    /// How often processes that fail are started again in all. An elastic job takes them in, and one that restores servers takes in servers.
     pub restarts: u32,
     /// How long the other processes may take to end by themselves after one has failed.
     pub failure_grace: Duration,
@@ -43,7 +43,7 @@ pub struct Launch<'a> {
 pub const RESTARTS: u32 = 100;
 
 impl Launch<'_> {
-    /// Checks what only an elastic job may have, and what such a job needs.
+    /// Checks what only a job that takes in others may have, and what such a job needs.
     ///
     /// # Errors
     /// [`Error::Config`] naming the setting.
@@ -51,13 +51,13 @@ impl Launch<'_> {
         let refused = |knob: &str, problem: String, hint: &str| {
             Err(Error::Config { knob: knob.to_owned(), problem, hint: hint.to_owned() })
         };
-        if !self.config.takes_newcomers() {
+        if !self.config.lets_in_later() {
             return match self.restarts {
                 0 => Ok(()),
                 restarts => refused(
                     "elastic",
                     format!("is not set, but {restarts} restarts are"),
-                    "only an elastic job takes in what is started again: give --elastic MIN:MAX",
+                    "only an elastic job takes in what is started again (and one with on_server_loss=restore, servers): give --elastic MIN:MAX",
                 ),
             };
         }
@@ -68,7 +68,7 @@ impl Launch<'_> {
             return refused("size", problem, "give -n a number of workers that the job may have");
         }
         if self.servers == 0 {
-            let hint = "a job that takes in workers needs servers that are processes of their own: give -s 1 or more";
+            let hint = "a job that takes in others needs servers that are processes of their own: give -s 1 or more";
             return refused("servers", "is 0".to_owned(), hint);
         }
         Ok(())

@@ -8,7 +8,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
-use gradlane_core::config::{Config, OnServerLoss, Origin};
+use gradlane_core::config::{Config, Origin};
 use gradlane_core::runtime::exporter::Exporter;
 use gradlane_core::runtime::process;
 use gradlane_core::types::join::JoinString;
@@ -47,8 +47,8 @@ use supervisor::{Event, Failure, Job, Supervisor, refused_start};
 /// it. Where the job goes on without lost workers (`on_worker_loss`), 0 if the others ended with 0. Prints failures on standard error as they
 /// happen.
 ///
-/// In an elastic job, workers that fail while it runs are started again, and servers if the job outlives them (`on_server_loss`),
-/// [`Launch::restarts`] times in all. They enter by a join string that is
+/// In an elastic job, workers that fail while it runs are started again, and servers if the job survives their loss (`on_server_loss`), as
+/// in any job that restores them; [`Launch::restarts`] times in all. They enter by a join string that is
 /// good for one process, and the coordinator gives them their ranks.
 ///
 /// Blocks; SIGINT and SIGTERM end everything within two seconds. But where the job goes on without lost workers, SIGTERM asks the workers to
@@ -65,8 +65,11 @@ pub fn run(launch: &Launch) -> Result<i32> {
     let Config { on_worker_loss, leave_grace, .. } = launch.config;
     let mut supervisor = Supervisor::new(launch.failure_grace, on_worker_loss, leave_grace);
     supervisor.allow_restarts(launch.restarts);
-    if launch.config.on_server_loss == OnServerLoss::Continue {
+    if launch.config.on_server_loss.survives() {
         supervisor.outlive_servers();
+    }
+    if !launch.config.takes_newcomers() {
+        supervisor.restart_servers_alone();
     }
     let interrupts = supervisor.events();
     let _watch = Interrupts::watch(move |signal| {
@@ -126,7 +129,7 @@ impl Job for Launched<'_> {
                     0 => exit::complain(&format!("{cause}; it is started again")),
                     seconds => exit::complain(&format!("{cause}; it is started again in {seconds} s")),
                 }
-                coordinator.report_death(pid, cause);
+                coordinator.report_restart(pid, cause);
             }
             Failure::Unstarted { name, error } => {
                 exit::complain(&format!("{name} cannot be started again now: {error}"))
@@ -139,7 +142,7 @@ impl Job for Launched<'_> {
         match self.host.coordinator().status_within(ASKING).map(|status| (status.view.phase, status.view.formed_before))
         {
             Ok((Phase::Forming, formed_before)) => formed_before > 0,
-            Ok((Phase::Running | Phase::FormsAgain, _)) => true,
+            Ok((Phase::Running | Phase::FormsAgain | Phase::Restores(_), _)) => true,
             Ok((Phase::Ended | Phase::Aborted(_), _)) => false,
             // The coordinator is there and has much to do. If the job is over, the new worker is refused.
             Err(Error::Timeout { .. }) => true,

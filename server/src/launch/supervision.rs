@@ -97,6 +97,7 @@ pub(super) struct Supervision {
     /// By child.
     again: Vec<Again>,
     restarts_left: u32,
+    restarts_workers: bool,
     /// Whether the job has formed and is not over, as the driver said last.
     job_runs: bool,
     /// Whether a worker did all its work.
@@ -131,6 +132,7 @@ impl Supervision {
             failed: Vec::new(),
             again: Vec::new(),
             restarts_left: 0,
+            restarts_workers: true,
             job_runs: false,
             is_done: false,
             culprit: None,
@@ -138,7 +140,7 @@ impl Supervision {
         }
     }
 
-    /// The job goes on without a server that fails.
+    /// The job survives the loss of a server that fails.
     pub(super) fn outlive_servers(&mut self) {
         self.outlives_servers = true;
     }
@@ -147,6 +149,11 @@ impl Supervision {
     /// outlives them.
     pub(super) fn allow_restarts(&mut self, restarts: u32) {
         self.restarts_left = restarts;
+    }
+
+    /// Only servers that fail are started again, because the job takes in no workers.
+    pub(super) fn restart_servers_alone(&mut self) {
+        self.restarts_workers = false;
     }
 
     /// Adds a child that has just been started and numbers it.
@@ -307,7 +314,8 @@ impl Supervision {
             self.cancel_restarts();
             return None;
         }
-        if self.is_done || self.restarts_left == 0 {
+        let is_wanted = self.restarts_workers || self.again[child].role != Role::Worker;
+        if self.is_done || self.restarts_left == 0 || !is_wanted {
             return None;
         }
         self.restarts_left -= 1;

@@ -81,7 +81,7 @@ impl Supervisor {
         Self { clock, machine, children: Vec::new(), events, received }
     }
 
-    /// The job goes on without a server that fails.
+    /// The job survives the loss of a server that fails.
     pub(super) fn outlive_servers(&mut self) {
         self.machine.outlive_servers();
     }
@@ -89,6 +89,11 @@ impl Supervisor {
     /// Processes that fail are started again, so many times in all.
     pub(super) fn allow_restarts(&mut self, restarts: u32) {
         self.machine.allow_restarts(restarts);
+    }
+
+    /// Only servers that fail are started again.
+    pub(super) fn restart_servers_alone(&mut self) {
+        self.machine.restart_servers_alone();
     }
 
     /// The sender for signals and the job's failure.

@@ -18,7 +18,7 @@ pub(super) fn drain(
 ) -> bool {
     reach(Failpoint::Drains);
     match on_server_loss {
-        OnServerLoss::Continue => {
+        OnServerLoss::Continue | OnServerLoss::Restore => {
             locked(membership).give_up("it was asked to stop".to_owned());
             plane.wait(Some(patience)).is_some()
         }

@@ -224,7 +224,7 @@ impl Node {
                 }
             }
             MemberEvent::Failed(error) => {
-                self.end(Phase::Aborted(for_workers(&error)));
+                self.end(self.phase_after_failing(&error));
                 self.turn(Turn::Fail(error));
             }
             MemberEvent::Left => {
@@ -279,7 +279,7 @@ impl Node {
 
     /// Whether its job forms again, for which a new server is needed.
     pub fn forms_again(&self) -> bool {
-        self.view.as_ref().is_some_and(|view| view.phase == Phase::FormsAgain)
+        self.view.as_ref().is_some_and(|view| view.phase.forms_again())
     }
 
     /// Whether it drains and nothing is open any more.
@@ -390,10 +390,20 @@ impl Node {
     /// What the job is to the workers that ask this server after it has left.
     fn phase_after_leaving(&self) -> Phase {
         match self.view.as_ref().map(|view| &view.phase) {
-            Some(Phase::FormsAgain) => Phase::FormsAgain,
+            Some(phase @ (Phase::FormsAgain | Phase::Restores(_))) => phase.clone(),
             // It was asked to stop. The job goes on without it, or ends: workers hear which from the coordinator.
             Some(Phase::Running) => Phase::Aborted(not_yet("it was asked to stop, and has left the job".to_owned())),
             Some(Phase::Forming | Phase::Ended | Phase::Aborted(_)) | None => Phase::Ended,
+        }
+    }
+
+    /// What the job is to the workers that ask this server after it has failed.
+    fn phase_after_failing(&self, error: &Error) -> Phase {
+        match self.view.as_ref().map(|view| &view.phase) {
+            Some(phase @ Phase::Restores(_)) => phase.clone(),
+            Some(Phase::Forming | Phase::Running | Phase::Ended | Phase::FormsAgain | Phase::Aborted(_)) | None => {
+                Phase::Aborted(for_workers(error))
+            }
         }
     }
 

@@ -118,7 +118,7 @@ impl Membership {
                 Phase::Running => {}
                 Phase::Forming => return Err(not_yet("members of the job are missing".to_owned())),
                 Phase::Ended | Phase::FormsAgain => return Err(ended()),
-                Phase::Aborted(cause) => return Err(self.told(worker, cause)),
+                Phase::Aborted(cause) | Phase::Restores(cause) => return Err(self.told(worker, cause)),
             }
         }
         if epoch < self.epoch && !planted(defect, Defect::StaleEpochAccepted) {
@@ -209,7 +209,7 @@ impl Membership {
     /// What this membership means for the rounds that were made under the one `before`.
     pub(super) fn succession(&self, before: Option<&Self>) -> Succession {
         match &self.phase {
-            Phase::Aborted(cause) => return Succession::End(cause.clone()),
+            Phase::Aborted(cause) | Phase::Restores(cause) => return Succession::End(cause.clone()),
             Phase::Ended | Phase::FormsAgain => return Succession::End(ended()),
             Phase::Forming | Phase::Running => {}
         }

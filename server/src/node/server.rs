@@ -181,7 +181,7 @@ impl Server {
         })
     }
 
-    /// Stops, and if the job has ended only to form again, starts the server of its next formation at the same place. `None` if the job is
+    /// Stops, and if the job has ended only to form again, also with an error, starts the server of its next formation at the same place. `None` if the job is
     /// over.
     ///
     /// # Errors
@@ -196,8 +196,7 @@ impl Server {
 
     /// Stops gently, and returns whether nothing was left open.
     ///
-    /// A job that goes on without lost servers goes on without this one: it is told at once, and this returns when the job knows. In another
-    /// job, rounds of parts that no worker had begun, and new uses of parameters, are refused with [`Error::FailedPrecondition`] from now on.
+    /// A job that survives the loss of a server survives this one: it is told at once, and this returns when the job knows. In another job, rounds of parts that no worker had begun, and new uses of parameters, are refused with [`Error::FailedPrecondition`] from now on.
     /// What is open is completed and answered, for at most `patience`; then the server stops. A second call waits for the same, with its own
     /// patience.
     pub fn drain(&self, patience: Duration) -> bool {

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use gradlane_core::config::OnServerLoss;
 use gradlane_core::error::Error;
 use gradlane_core::pipeline::LayoutConfig;
 use gradlane_core::types::{
@@ -56,6 +57,8 @@ struct World {
     now: Time,
     links: BTreeMap<LinkId, (u8, Role)>,
     links_made: u64,
+    /// It goes on as the coordinator of a later term when the job forms again.
+    term: u32,
     /// By epoch number.
     views: BTreeMap<u32, View>,
     epoch: Epoch,
@@ -64,8 +67,10 @@ struct World {
 
 impl World {
     fn new(input: &mut Input<'_>) -> Self {
-        let waits = Policy::Continue { min_workers: WORKERS, rejoin: Some(3 * SECOND), outlives_servers: false };
-        let policy = input.pick(&[Policy::Abort, Policy::CONTINUE, waits]);
+        let waits =
+            Policy::Continue { min_workers: WORKERS, rejoin: Some(3 * SECOND), on_server_loss: OnServerLoss::Abort };
+        let restores = Policy::Continue { min_workers: 1, rejoin: None, on_server_loss: OnServerLoss::Restore };
+        let policy = input.pick(&[Policy::Abort, Policy::CONTINUE, waits, restores]);
         let config = CoordinatorConfig {
             job: "fuzz".to_owned(),
             workers: WORKERS,
@@ -95,6 +100,7 @@ impl World {
             now: Time(1),
             links: BTreeMap::new(),
             links_made: 0,
+            term: TERM,
             views: BTreeMap::new(),
             epoch,
             finished: 0,
@@ -184,6 +190,10 @@ impl World {
             }
             16 => {
                 let number = input.below(3);
+                let number = if input.below(4) == 0 { 9 + number } else { number };
+                if input.below(2) == 0 {
+                    self.coordinator.expect_replacement(pid(number), &host(number));
+                }
                 self.coordinator.handle_death(self.now, pid(number), &host(number), "killed".to_owned());
             }
             17 | 18 => {
@@ -278,12 +288,19 @@ impl World {
                     assert_eq!(kept, record);
                     self.journal.push(kept);
                 }
+                Command::Event(Event::Finished(_)) if self.coordinator.forms_again() => {
+                    self.term += 1;
+                    self.views.clear();
+                    self.journal.clear();
+                    self.coordinator.form_again(self.term, self.now);
+                    self.epoch = self.coordinator.view().epoch;
+                }
                 Command::Event(Event::Finished(_)) => self.finished += 1,
                 Command::Event(_) => assert_eq!(self.finished, 0, "nothing is told after the end"),
             }
         }
         let epoch = self.coordinator.view().epoch;
-        assert!(epoch >= self.epoch && epoch.term == TERM, "{epoch} after {}", self.epoch);
+        assert!(epoch >= self.epoch && epoch.term == self.term, "{epoch} after {}", self.epoch);
         self.epoch = epoch;
         assert!(self.finished <= 1, "the job ends once");
     }
@@ -320,6 +337,12 @@ impl World {
         self.coordinator.stop(self.now, Error::Cancelled);
         self.drain();
         self.pass(self.now + 60 * SECOND);
+        if self.finished == 0 {
+            // It had ended to form again.
+            self.coordinator.stop(self.now, Error::Cancelled);
+            self.drain();
+            self.pass(self.now + 60 * SECOND);
+        }
         assert_eq!((self.finished, self.coordinator.poll_timeout()), (1, None));
     }
 }

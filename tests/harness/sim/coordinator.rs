@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use gradlane_core::config::OnServerLoss;
 use gradlane_core::error::{Error, Result};
 use gradlane_core::types::{self, Incarnation, LinkId, NodeId, Phase, Role, Time, View};
 use gradlane_core::wire::Frame;
@@ -52,7 +53,11 @@ impl CoordinatorProcess {
                     Policy::Continue {
                         min_workers: if waits { context.plan.workers } else { 1 },
                         rejoin: waits.then_some(timing::REJOIN),
-                        outlives_servers: context.plan.classes.outlives,
+                        on_server_loss: if context.plan.classes.outlives {
+                            OnServerLoss::Continue
+                        } else {
+                            OnServerLoss::Abort
+                        },
                     }
                 }
                 false => Policy::Abort,
@@ -179,6 +184,7 @@ impl CoordinatorProcess {
             | Event::Holds { .. }
             | Event::GoesOn { .. }
             | Event::Recovered { .. }
+            | Event::Restores { .. }
             | Event::FormsAgain { .. }
             | Event::HotServer { .. }
             | Event::Ordered { .. }

@@ -1,8 +1,10 @@
-//! A member leaves, gives up its work, or breaks down.
+//! A member leaves, gives up its work, or breaks down; or its job fails.
 
 use super::super::requests::left;
 use super::{Member, Standing};
+use crate::cluster::MemberEvent;
 use crate::error::Error;
+use crate::types::{Role, View};
 use crate::wire::Frame;
 
 impl Member {
@@ -38,6 +40,17 @@ impl Member {
             }
             Standing::Leaving | Standing::GivingUp(_) | Standing::Ended(_) => {}
         }
+    }
+
+    /// The job fails for this cause, as this view of it says.
+    pub(super) fn handle_failed(&mut self, cause: Error, view: View) {
+        let stays = matches!(self.standing, Standing::Joining | Standing::Active);
+        if stays && view.phase.forms_again() && self.config.process.role == Role::Server {
+            // Even one that missed that the job had formed comes again.
+            self.tell(MemberEvent::View(view.clone()));
+        }
+        self.view = Some(view);
+        self.conclude(cause, Some(Frame::Leave));
     }
 
     /// This process cannot go on, because of `cause`. The coordinator is told, and the membership ends with [`MemberEvent::Failed`].

@@ -210,6 +210,10 @@ fn a_job_whose_workers_wait_for_others_takes_these_in() {
 fn a_job_that_outlives_servers_goes_on_without_lost_workers_too() {
     let (config, _) = load("on_server_loss=continue", "", "").unwrap();
     assert_eq!((config.on_server_loss, config.on_worker_loss), (OnServerLoss::Continue, OnWorkerLoss::Continue));
+    let (config, _) = load("on_server_loss=restore", "", "").unwrap();
+    assert_eq!((config.on_server_loss, config.on_worker_loss), (OnServerLoss::Restore, OnWorkerLoss::Continue));
+    assert!(config.lets_in_later() && !config.takes_newcomers());
+    assert!(load("on_server_loss=restore on_worker_loss=abort", "", "").is_err());
     let error = load("on_server_loss=continue on_worker_loss=abort", "", "").unwrap_err().to_string();
     let expected = "setting on_server_loss: is continue (argument) and on_worker_loss is abort (argument)";
     assert!(error.starts_with(expected), "{error}");

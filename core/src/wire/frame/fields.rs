@@ -377,6 +377,10 @@ impl Field for Phase {
                 encode_error(cause, writer);
             }
             Self::FormsAgain => writer.u8(5),
+            Self::Restores(cause) => {
+                writer.u8(6);
+                encode_error(cause, writer);
+            }
         }
     }
 
@@ -387,6 +391,7 @@ impl Field for Phase {
             3 => Ok(Self::Ended),
             4 => Ok(Self::Aborted(decode_error(reader)?)),
             5 => Ok(Self::FormsAgain),
+            6 => Ok(Self::Restores(decode_error(reader)?)),
             code => Err(reader.bad("phase", format!("is {code}"))),
         }
     }

@@ -25,6 +25,7 @@ pub(super) fn event(event: &Event) {
             "a sum waits"
         ),
         Event::Ends { reason } => tracing::info!(reason, "the job ends"),
+        Event::Restores { reason } => tracing::warn!(reason, "the job goes back to a checkpoint"),
         Event::FormsAgain { workers, newcomers } => tracing::info!(workers, newcomers, "the job forms again"),
         Event::Holds { there, needed, lost, patience } => {
             let seconds = patience.as_secs_f64();

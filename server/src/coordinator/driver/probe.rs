@@ -59,6 +59,7 @@ impl Probe {
             | Event::Ends { .. }
             | Event::GoesOn { .. }
             | Event::Recovered { .. }
+            | Event::Restores { .. }
             | Event::FormsAgain { .. }
             | Event::Holds { .. }
             | Event::Finished(_) => return,

@@ -2,6 +2,7 @@
 //! coordinator do.
 
 use gradlane_core::cluster::{Begin, Steps};
+use gradlane_core::config::OnServerLoss;
 use gradlane_core::types::{Passage, Phase, StepReport};
 
 use super::*;
@@ -83,7 +84,7 @@ fn workers_that_are_too_few_hold_until_others_have_come_and_all_steps_are_made()
     let (mut replaced, mut given_up) = (0, 0);
     for seed in 0..2 * SEEDS {
         let rejoin = Some(Duration::from_secs(30));
-        let policy = Policy::Continue { min_workers: WORKERS as u32, rejoin, outlives_servers: false };
+        let policy = Policy::Continue { min_workers: WORKERS as u32, rejoin, on_server_loss: OnServerLoss::Abort };
         let mut world = World::new(seed, policy);
         world.become_elastic();
         let victims = 1 + world.random(2) as usize;

@@ -77,8 +77,16 @@ impl Coordinator {
                 }
                 self.go_on(now, &without);
             }
+            Verdict::Restore { cause, reason } if runs => {
+                self.connections.event(Event::Restores { reason });
+                self.break_up(now, cause);
+            }
             // While the job forms, the end of its connection frees a seat. After the end there is nothing more to decide.
-            Verdict::Free | Verdict::Nothing | Verdict::Abort { .. } | Verdict::Continue { .. } => {}
+            Verdict::Free
+            | Verdict::Nothing
+            | Verdict::Abort { .. }
+            | Verdict::Continue { .. }
+            | Verdict::Restore { .. } => {}
         }
         if matches!(self.stage, Stage::Running) {
             self.connections.dismiss_parting(&Error::Fenced { current: self.epoch });

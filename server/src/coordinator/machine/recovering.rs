@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use gradlane_core::config::verdict_time;
+use gradlane_core::config::{OnServerLoss, verdict_time};
 use gradlane_core::error::{Error, Result};
 use gradlane_core::pipeline::LayoutConfig;
 use gradlane_core::types::defect::{Defect, planted};
@@ -288,9 +288,13 @@ fn form(config: &CoordinatorConfig) -> String {
     let LayoutConfig { partition_bytes, fuse_bytes, part_bytes_min, pipeline_bytes_min } = layout;
     let policy = match policy {
         Policy::Abort => "abort".to_owned(),
-        Policy::Continue { min_workers, rejoin, outlives_servers } => {
+        Policy::Continue { min_workers, rejoin, on_server_loss } => {
             let word = if rejoin.is_some() { "wait" } else { "continue" };
-            let servers = if *outlives_servers { ", on_server_loss continue" } else { "" };
+            let servers = match on_server_loss {
+                OnServerLoss::Abort => "",
+                OnServerLoss::Continue => ", on_server_loss continue",
+                OnServerLoss::Restore => ", on_server_loss restore",
+            };
             format!("{word} with {min_workers} workers{servers}")
         }
     };

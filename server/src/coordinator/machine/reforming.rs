@@ -1,12 +1,14 @@
-//! An elastic job takes in workers: behind a step all leave it, and form it again together.
+//! A job forms again: an elastic one behind a step, with those that wait to be taken in; one that restores what servers keep when it has lost a
+//! server.
 //!
 //! Nothing of the job but its key-value store goes over to the next formation. So ranks have no gaps, rounds begin anew, and no member has to
 //! tell what came before from what comes after.
 
 use std::collections::BTreeMap;
 
+use gradlane_core::config::OnServerLoss;
 use gradlane_core::error::{Error, Result};
-use gradlane_core::types::{Incarnation, LinkId, Member, Passage, Phase, Role, Time, View, WorkerId};
+use gradlane_core::types::{Incarnation, LinkId, Member, Passage, Phase, Role, Time, WorkerId};
 use gradlane_core::wire::Frame;
 use gradlane_core::wire::frame::{Forming, Health, Join, Names};
 
@@ -27,19 +29,35 @@ impl Coordinator {
         self.again.is_some()
     }
 
+    /// How far the job is, as members see it.
+    pub(super) fn phase(&self) -> Phase {
+        match self.stage.phase() {
+            Phase::Ended if self.forms_again() => Phase::FormsAgain,
+            Phase::Aborted(cause) if self.forms_again() => Phase::Restores(cause),
+            phase @ (Phase::Forming
+            | Phase::Running
+            | Phase::Ended
+            | Phase::FormsAgain
+            | Phase::Restores(_)
+            | Phase::Aborted(_)) => phase,
+        }
+    }
+
     /// Forms the job again, as the coordinator of a later term: with the members that were there and the processes that wait. It is complete
     /// when all of these have come, or after `reform_timeout` with those that have.
     ///
     /// # Panics
     /// If the job does not form again.
     pub fn form_again(&mut self, term: u32, now: Time) {
+        let farewells = self.farewells();
         let mut expected = self.again.take().expect("the driver asks first");
         let is_dead = |seat: &Seat| seat.health == Health::Dead;
         expected.retain(|member| !self.roster.seat(Identity::of(member)).is_some_and(is_dead));
-        let (newcomers, farewells) = (self.newcomers.take(), self.farewells());
+        let newcomers = self.newcomers.take();
         let mut next = Self::new(self.config.clone(), term, now);
         next.expect(now, self.formed_before + 1, expected);
         next.farewells = farewells;
+        next.coming = self.coming;
         next.missed = std::mem::take(&mut self.missed);
         next.store = std::mem::replace(&mut self.store, next.store).kept();
         next.connections = std::mem::take(&mut self.connections).without_members();
@@ -52,7 +70,7 @@ impl Coordinator {
 
     /// What members hear that have missed the end of this formation.
     fn farewells(&self) -> BTreeMap<Identity, (Incarnation, Frame)> {
-        let view = View { phase: Phase::FormsAgain, ..self.view() };
+        let view = self.view();
         let farewell = |seat: &Seat| {
             let released = self.boundaries.released(WorkerId(seat.member.index));
             let frame = match (seat.member.process.role, released) {
@@ -68,7 +86,9 @@ impl Coordinator {
     pub(super) fn expect(&mut self, now: Time, formed_before: u32, expected: Vec<Member>) {
         self.formed_before = formed_before;
         self.stage = Stage::Forming { until: now + self.config.reform_timeout };
-        let most = self.config.workers_max.unwrap_or(self.config.workers);
+        let is_worker = |member: &&Member| member.process.role == Role::Worker;
+        let there = expected.iter().filter(is_worker).count();
+        let most = self.config.workers_max.unwrap_or(u32::try_from(there).expect("at most MEMBERS_MAX"));
         self.roster = Roster::again(Size { workers: most, servers: self.config.servers }, expected);
     }
 
@@ -94,12 +114,16 @@ impl Coordinator {
     /// # Errors
     /// Why not.
     fn check_newcomer(&self, identity: Identity, join: &Join) -> Result<()> {
-        if self.config.workers_max.is_none() {
+        // Members may be faster than the end of the formation that they have left.
+        let is_expected = self.again.iter().flatten().any(|member| Identity::of(member) == identity);
+        if self.config.workers_max.is_none() && self.most(identity.role).is_none() && !is_expected {
             return Err(self.roster.refuse_late(join));
         }
         if self.again.is_none() {
             let Some(most) = self.most(identity.role) else { return Err(self.roster.refuse_late(join)) };
-            if self.keeps_parameters() {
+            // A server may wait for the loss of another one.
+            let replaces = identity.role == Role::Server && self.restores();
+            if self.keeps_parameters() && !replaces {
                 return Err(Error::FailedPrecondition {
                     what: "this job keeps parameters on its servers, which begin anew with each process that comes"
                         .to_owned(),
@@ -129,18 +153,24 @@ impl Coordinator {
 
     /// Whether some of this role wait to be taken in, and can be.
     pub(super) fn takes_in_a(&self, role: Role) -> bool {
-        self.newcomers.count(role) > 0 && !self.is_full(role) && !self.keeps_parameters()
+        let is_elastic = self.config.workers_max.is_some();
+        is_elastic && self.newcomers.count(role) > 0 && !self.is_full(role) && !self.keeps_parameters()
     }
 
-    /// How many members of this role the job may have, if it takes in any while it runs. In the place of lost servers it takes in others if it
-    /// outlives them.
+    /// Whether the job forms again when it loses a server.
+    fn restores(&self) -> bool {
+        self.config.policy.on_server_loss() == OnServerLoss::Restore
+    }
+
+    /// How many members of this role the job may have, if it takes in any after it has formed. In the place of lost servers it takes in others
+    /// if it survives their loss.
     pub(super) fn most(&self, role: Role) -> Option<u32> {
-        let most = self.config.workers_max?;
-        match (role, self.config.policy) {
-            (Role::Worker, _) => Some(most),
-            (Role::Server, Policy::Continue { outlives_servers: true, .. }) => Some(self.config.servers),
-            (Role::Server, Policy::Continue { .. } | Policy::Abort)
-            | (Role::Coordinator | Role::Observer | Role::Admin, _) => None,
+        let most = self.config.workers_max;
+        match (role, self.config.policy.on_server_loss()) {
+            (Role::Worker, _) => most,
+            (Role::Server, OnServerLoss::Continue) => most.map(|_| self.config.servers),
+            (Role::Server, OnServerLoss::Restore) => Some(self.config.servers),
+            (Role::Server, OnServerLoss::Abort) | (Role::Coordinator | Role::Observer | Role::Admin, _) => None,
         }
     }
 
@@ -157,7 +187,9 @@ impl Coordinator {
             Frame::StatusRequest => {
                 let role = self.connections.get(link).map_or(Role::Worker, |link| link.role);
                 let lacking = self.boundaries.holds_until().map_or(0, |_| self.lacking());
-                let what = if self.is_full(role) {
+                let what = if role == Role::Server && self.restores() && self.keeps_parameters() {
+                    "the next time that the job forms, because the servers that are there keep parameters".to_owned()
+                } else if self.is_full(role) {
                     format!("a place: there are as many {role}s as the job may have")
                 } else if lacking > 0 {
                     format!("workers: {lacking} more, for which the others hold")
@@ -202,6 +234,44 @@ impl Coordinator {
         self.end(now, Ok(()));
     }
 
+    /// A server was lost with what it kept. The members that are left are expected again, and hear the cause now.
+    pub(super) fn break_up(&mut self, now: Time, cause: Error) {
+        self.count_leavers();
+        let mut staying: Vec<&Member> =
+            self.roster.seats().filter(|seat| seat.is_present()).map(|seat| &seat.member).collect();
+        staying.sort_by_key(|member| (member.process.role, member.index));
+        let staying: Vec<Member> = staying.into_iter().cloned().collect();
+        let workers = staying.iter().filter(|member| member.process.role == Role::Worker).count();
+        let Size { workers: newcomers, servers } = self.newcomers.waiting();
+        let newcomers = newcomers.saturating_add(servers) as usize;
+        self.connections.event(Event::FormsAgain { workers, newcomers });
+        self.again = Some(staying);
+        self.end(now, Err(cause));
+    }
+
+    /// A process has ended and is started again. If it is a server that the job has lost, or does not know to be lost yet, the job does not form
+    /// again without the one that comes in its place, unless that takes too long. Its loss is told next ([`handle_death`](Self::handle_death)).
+    pub fn expect_replacement(&mut self, pid: u32, host: &str) {
+        let is_it = |member: &Member| member.process.role == Role::Server && member.process.is(host, pid);
+        let is_known = match self.stage {
+            // Those that came in the place of others are counted already.
+            Stage::Forming { .. } => self.roster.expected().iter().any(is_it),
+            Stage::Running | Stage::Closing { .. } => self.roster.seats().any(|seat| is_it(&seat.member)),
+            Stage::Finished { .. } => false,
+        };
+        if is_known && self.restores() {
+            self.coming += 1;
+        }
+    }
+
+    /// Whether the servers have come that come in the place of lost ones.
+    pub(super) fn replacements_are_there(&self) -> bool {
+        let expected = self.roster.expected();
+        let is_expected = |seat: &Seat| expected.iter().any(|member| Identity::of(member) == seat.identity());
+        let others = self.roster.seats().filter(|seat| is_server(seat) && !is_expected(seat)).count();
+        self.formed_before == 0 || others >= self.coming as usize
+    }
+
     /// A member is not expected again, because its process has ended.
     pub(super) fn expect_no_more(&mut self, now: Time, pid: u32, host: &str, cause: &str) {
         if let Some(gone) = self.again.as_mut().and_then(|again| take_out(again, host, pid)) {
@@ -223,8 +293,8 @@ impl Coordinator {
     /// Members are missing. A job that forms again does so with those that have come, if they are enough; another one ends.
     pub(super) fn form_late(&mut self, now: Time) {
         let (fewest, waited) = match self.config.policy {
-            Policy::Continue { min_workers, rejoin, outlives_servers } if self.formed_before > 0 => {
-                let servers = if outlives_servers { 1 } else { self.config.servers };
+            Policy::Continue { min_workers, rejoin, on_server_loss } if self.formed_before > 0 => {
+                let servers = if on_server_loss.survives() { 1 } else { self.config.servers };
                 // Those that come hold, if others are waited for.
                 let workers = if rejoin.is_some() { 1 } else { min_workers.max(1) };
                 (Some(Size { workers, servers }), self.config.reform_timeout)

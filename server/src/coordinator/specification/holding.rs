@@ -1,5 +1,6 @@
 //! The policy to wait: workers that are too few hold behind their step until others have come.
 
+use gradlane_core::config::OnServerLoss;
 use gradlane_core::types::{Passage, StepReport};
 use gradlane_core::wire::frame::{Forming, Hold};
 
@@ -306,7 +307,8 @@ fn waiting(workers: u32) -> Job {
 }
 
 fn config_of(workers: u32) -> CoordinatorConfig {
-    let policy = Policy::Continue { min_workers: workers, rejoin: Some(9 * SECOND), outlives_servers: false };
+    let policy =
+        Policy::Continue { min_workers: workers, rejoin: Some(9 * SECOND), on_server_loss: OnServerLoss::Abort };
     CoordinatorConfig { policy, workers_max: Some(workers), ..config(workers) }
 }
 

@@ -24,6 +24,7 @@ mod outliving;
 mod reforming;
 mod replacing;
 mod requests;
+mod restoring;
 mod robustness;
 mod stepping;
 mod storing;

@@ -1,5 +1,6 @@
 //! The setting `on_server_loss=continue`: a job goes on without servers that are lost, once their sums are recovered.
 
+use gradlane_core::config::OnServerLoss;
 use gradlane_core::types::{Holdings, SumId};
 
 use super::*;
@@ -264,7 +265,7 @@ pub(super) fn outliving_as(config: CoordinatorConfig, workers: u32) -> Job {
 }
 
 pub(super) fn outliving_config(workers: u32) -> CoordinatorConfig {
-    let policy = Policy::Continue { min_workers: 1, rejoin: None, outlives_servers: true };
+    let policy = Policy::Continue { min_workers: 1, rejoin: None, on_server_loss: OnServerLoss::Continue };
     CoordinatorConfig { policy, servers: 2, journals: true, ..config(workers) }
 }
 

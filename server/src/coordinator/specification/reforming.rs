@@ -1,5 +1,6 @@
 //! An elastic job takes in workers: behind a step it forms again.
 
+use gradlane_core::config::OnServerLoss;
 use gradlane_core::types::{Passage, StepReport, StoreAnswer, StoreAsk};
 use gradlane_core::wire::frame::Forming;
 
@@ -167,7 +168,7 @@ fn a_member_that_does_not_come_again_is_waited_for_no_longer_than_the_limit_or_u
 #[test]
 fn a_job_ends_if_too_few_come_again() {
     let config = CoordinatorConfig {
-        policy: Policy::Continue { min_workers: 2, rejoin: None, outlives_servers: false },
+        policy: Policy::Continue { min_workers: 2, rejoin: None, on_server_loss: OnServerLoss::Abort },
         workers_max: Some(4),
         ..config(2)
     };

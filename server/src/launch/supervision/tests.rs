@@ -368,6 +368,19 @@ fn an_elastic_job_that_outlives_servers_gets_another_one_for_one_that_failed() {
 }
 
 #[test]
+fn a_job_that_restores_servers_and_takes_in_no_workers_gets_other_servers_alone() {
+    let mut job = job_that_goes_on();
+    job.outlive_servers();
+    job.restart_servers_alone();
+    job.allow_restarts(2);
+    job.set_job_runs(true);
+    job.handle_exit(at(1), SERVER, KILLED);
+    assert_eq!(commands(&mut job), [restarts(SERVER, 0), Command::Restart { child: SERVER }]);
+    job.handle_exit(at(2), WORKER_0, KILLED);
+    assert_eq!(commands(&mut job), [failed(WORKER_0)]);
+}
+
+#[test]
 fn a_server_of_a_job_that_ends_without_it_is_not_started_again() {
     let mut job = job_that_goes_on();
     job.allow_restarts(2);

@@ -80,6 +80,22 @@ fn a_withdrawal_that_is_no_error_is_refused() {
 }
 
 #[test]
+fn a_server_that_is_expected_again_tells_workers_which_one_was_lost() {
+    let [member, host, lost] = ["server 1", "n1", "kill"].map(str::to_owned);
+    let cause = Error::StateLost { member, host, cause: lost };
+    let mut node = joined(2);
+    node.handle_member(MemberEvent::View(view(2, 2, Phase::Restores(cause.clone()))));
+    node.handle_member(MemberEvent::Failed(cause.clone()));
+    assert!(node.forms_again());
+    open(&mut node, 1, 1, contribute(header(0)));
+    let [Command::Reject { error, .. }] = &commands(&mut node)[..] else { panic!("it is refused") };
+    assert_eq!(*error, cause);
+    let mut other = joined(2);
+    other.handle_member(MemberEvent::Failed(Error::Cancelled));
+    assert!(!other.forms_again(), "its job is over");
+}
+
+#[test]
 fn a_route_is_there_from_the_step_that_receives_until_nothing_more_is_needed() {
     type End = (&'static str, fn(&mut Node));
     let ended: [End; 4] = [

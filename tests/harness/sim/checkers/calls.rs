@@ -435,6 +435,7 @@ impl Witness {
             | Error::Unresponsive { .. }
             | Error::StillRunning { .. }
             | Error::QuorumLost { .. }
+            | Error::StateLost { .. }
             | Error::NotFound { .. }
             | Error::CorruptCheckpoint { .. }
             | Error::Internal { .. } => false,

@@ -237,7 +237,7 @@ impl Witness {
         if let Frame::View(view) = frame {
             self.job.views.insert(view.epoch, view.workers().map(|member| member.index).collect());
             match &view.phase {
-                Phase::Aborted(cause) => {
+                Phase::Aborted(cause) | Phase::Restores(cause) => {
                     self.job.cause.get_or_insert(cause.clone());
                 }
                 Phase::Ended | Phase::FormsAgain => self.job.ended_in_order = true,

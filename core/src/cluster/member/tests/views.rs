@@ -12,6 +12,27 @@ fn a_newer_view_is_told_and_the_same_one_is_not() {
 }
 
 #[test]
+fn a_server_that_is_expected_again_hears_so_before_it_ends_but_not_one_that_gives_up() {
+    let [member, host, cause] = ["server 1", "n1", "kill"].map(str::to_owned);
+    let cause = Error::StateLost { member, host, cause };
+    for gives_up in [false, true] {
+        let (mut server, formed) = active_server();
+        if gives_up {
+            server.give_up("it was asked to stop".to_owned());
+            commands(&mut server);
+        }
+        let epoch = Epoch { number: 2, ..formed.epoch };
+        let last = View { phase: Phase::Restores(cause.clone()), epoch, ..formed };
+        server.handle_frame(at(1), Frame::View(last.clone()));
+        let expected = match gives_up {
+            true => vec![MemberEvent::Left],
+            false => vec![MemberEvent::View(last), MemberEvent::Failed(cause.clone())],
+        };
+        assert_eq!(events(&mut server), expected);
+    }
+}
+
+#[test]
 fn at_the_end_everything_pending_fails_with_the_cause_and_then_the_member_does_once() {
     let cause = Error::PeerLost { member: "worker 0".to_owned(), host: "n0".to_owned(), cause: "kill".to_owned() };
     let mut member = active();
