@@ -64,18 +64,18 @@ class Job:
         }
         self.env |= {f"GRADLANE_{name.upper()}": value for name, value in settings.items()}
         self.member = self.env | {"GRADLANE_JOIN_FILE": str(join)}
-        start = lambda command, env: stack.enter_context(Running(command, env=env))  # noqa: E731
+
+        def start(command: list[str], env: dict[str, str]) -> Running:
+            return stack.enter_context(Running(command, env=env))
+
         roles = ["coordinator", "-n", "2", "-s", "2", "--bind", f"127.0.0.1:{free_port()}", "--join-file", str(join)]
         self.coordinator = start([*GRADLANE, *roles], self.env)
-        self.servers = [
-            start([*GRADLANE, "server", "-o", f"server_index={index}"], self.member) for index in range(2)
-        ]
+        self.servers = [start([*GRADLANE, "server", "-o", f"server_index={index}"], self.member) for index in range(2)]
         self.stop = folder / "stop"
         train = [sys.executable, "-c", TRAIN, str(self.stop)]
         ranks = [{"GRADLANE_RANK": str(rank), "GRADLANE_SIZE": "2"} for rank in range(2)]
-        workers = [start(train, self.member | rank) for rank in ranks]
-        self.workers = workers
-        for worker in workers:
+        self.workers = [start(train, self.member | rank) for rank in ranks]
+        for worker in self.workers:
             worker.line("step 2 ", timeout=60)
 
     def ctl(self, *words: str, code: int = 0, env: dict[str, str] | None = None) -> str:
@@ -134,7 +134,8 @@ def every_stats(it: Job) -> None:
         assert label in text, text
     one = json.loads(it.ctl("stats", "worker-1", "--json"))
     assert one["worker-1"]["submissions"] > 0 and list(one) == ["worker-1"]
-    assert sorted(json.loads(it.ctl("stats", "--json"))) == ["coordinator", "server-0", "server-1", "worker-0", "worker-1"]
+    everybody = ["coordinator", "server-0", "server-1", "worker-0", "worker-1"]
+    assert sorted(json.loads(it.ctl("stats", "--json"))) == everybody
 
 
 def the_log_of_one_process(it: Job) -> None:
@@ -200,7 +201,8 @@ def a_checkpoint(it: Job) -> None:
 
 def a_dump(it: Job) -> None:
     at = it.step() + 30
-    files = it.ctl("dump", "w", "--round", str(at), "--worker", "1", "--directory", "look", "--timeout", "30s").split()[3:]
+    order = ("--worker", "1", "--directory", "look")
+    files = it.ctl("dump", "w", "--round", str(at), *order, "--timeout", "30s").split()[3:]
     assert [Path(file).parent for file in files] == [it.folder.resolve() / "look"] * 3
     described = json.loads(Path(files[2]).read_text())
     assert described["dtype"] == "float32" and described["shape"] == [50_000] and described["round"] == at
@@ -208,11 +210,11 @@ def a_dump(it: Job) -> None:
     assert ours.tobytes() == contribution(1, at).tobytes()
     both = contribution(0, at).astype(np.float32) + contribution(1, at)
     assert np.fromfile(files[1], "<f4").tobytes() == both.tobytes()
-    order = ("--worker", "1", "--directory", "look")
     assert "has begun" in it.ctl("dump", "w", "--round", "1", *order, code=1)
     assert "is not there" in it.ctl("dump", "nothing", "--round", "1", *order, code=1)
     far = str(it.step() + 10_000)
-    assert "leads out of its directory" in it.ctl("dump", "w", "--round", far, "--worker", "1", "--directory", "../x", code=2)
+    outside = ("--worker", "1", "--directory", "../x")
+    assert "leads out of its directory" in it.ctl("dump", "w", "--round", far, *outside, code=2)
     assert "dump: no answer from worker-1" in it.ctl("dump", "w", "--round", far, *order, "--timeout", "1s", code=75)
 
 
