@@ -332,7 +332,10 @@ impl World {
             let records = std::mem::take(&mut self.journal);
             let (recovered, _) = Coordinator::recover(self.config.clone(), records).expect("it was written so");
             let [ours, theirs] = [&self.coordinator, &recovered].map(Coordinator::view);
-            assert_eq!(ours, theirs);
+            // What comes and goes while a job forms again is not written down, nor that it took too long.
+            if theirs.phase != Phase::Forming {
+                assert_eq!(ours, theirs);
+            }
         }
         self.coordinator.stop(self.now, Error::Cancelled);
         self.drain();

@@ -37,6 +37,7 @@ impl Coordinator {
     }
 
     pub(super) fn close(&mut self, link: LinkId, error: Error) {
+        self.forget_newcomer(link);
         if let Some(identity) = self.connections.close(link, error.clone()) {
             self.hold_seat(identity, error);
         }

@@ -60,6 +60,18 @@ fn one_that_comes_before_the_loss_is_known_waits_for_it() {
 }
 
 #[test]
+fn one_that_waits_and_breaks_the_protocol_waits_no_more() {
+    let mut job = restoring();
+    job.join(NEW, server(7));
+    job.frame(NEW, barrier(1));
+    assert!(matches!(job.closed(NEW), Error::Protocol { .. }));
+    kill_server(&mut job, 0);
+    break_up(&mut job, &[SERVER + 1]);
+    [SERVER + 1, 0, 1].into_iter().for_each(|link| job.come_again(link));
+    assert_eq!((hosts(&job), job.received(NEW)), (vec!["s1".to_owned()], Vec::new()));
+}
+
+#[test]
 fn a_job_waits_for_a_server_that_is_started_again_but_not_for_ever() {
     let begin = || {
         let mut job = restoring();
