@@ -11,7 +11,7 @@
 //! elastic job also newcomers that have an invitation or a certificate of the site.
 //!
 //! If a site has certificates of its own ([`Site`]), the protocol is `gradlane-site/1`: both sides show such a certificate in the handshake.
-//! The proof is sent, but it is not checked.
+//! The proof is sent, but it is checked only if the newcomer wants to be an admin.
 //!
 //! A wrong proof changes nothing for other processes, also not for those at the same address. A user's mistake must not lock out a host, and
 //! 128 bits cannot be guessed. The gate in front of handshakes and enrolments bounds the cost of wrong proofs.
