@@ -272,6 +272,7 @@ mod tests {
         let invited = |lasts| authority.invite_here("a:1", Role::Worker, Duration::from_secs(lasts)).unwrap();
         let (own, token, unused) = (authority.join_string("a:1"), invited(3600), invited(3600));
         assert!((&token.address, token.ca_hash) == (&own.address, own.ca_hash) && token.secret != own.secret);
+        let admin = authority.operators_string("a:1");
         let ended = Invitation { role: Role::Worker, uses: 1, until: 0, secret: [9; 16] };
         authority.invitations.lock().unwrap().keep_here(ended.clone(), wall_clock()).unwrap();
         let stranger = [7; 16];
@@ -301,6 +302,10 @@ mod tests {
             (by_secret, Role::Worker, token.secret, used_up),
             (by_site, Role::Worker, stranger, "certified as worker"),
             (by_site, Role::Observer, stranger, "certified as observer"),
+            (by_site, Role::Admin, stranger, "unknown"),
+            (by_site, Role::Admin, own.secret, "unknown"),
+            (by_site, Role::Admin, admin.secret, "certified as admin"),
+            (by_secret, Role::Admin, own.secret, "unknown"),
         ] {
             assert_eq!(come(&registrar.terms(), vouched, role, secret), due, "{vouched:?} {role}");
         }

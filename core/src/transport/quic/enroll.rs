@@ -7,11 +7,11 @@
 //!     │ ── version, role, HMAC(secret, role, TLS exporter), CSR ──►│ checks the proof in constant time, then the CSR
 //!     │ ◄─────────────── certificate, authority's certificate ─────│
 //! ```
-//! Members are certified until the job has formed. Later the coordinator certifies observers, which may ask for the job's state, and in an
+//! Members are certified until the job has formed. Later the coordinator certifies admins, and observers, which may ask for the job's state, and in an
 //! elastic job also newcomers that have an invitation or a certificate of the site.
 //!
 //! If a site has certificates of its own ([`Site`]), the protocol is `gradlane-site/1`: both sides show such a certificate in the handshake.
-//! The proof is sent, but it is not checked.
+//! The proof is sent, but it is checked only if the newcomer wants to be an admin.
 //!
 //! A wrong proof changes nothing for other processes, also not for those at the same address. A user's mistake must not lock out a host, and
 //! 128 bits cannot be guessed. The gate in front of handshakes and enrolments bounds the cost of wrong proofs.
@@ -40,10 +40,10 @@ use crate::types::Role;
 use crate::types::join::JoinString;
 
 impl Credentials {
-    /// Makes a key and has the coordinator certify it as `role`: a worker, a server or an observer. Blocks at most `patience`.
+    /// Makes a key and has the coordinator certify it as `role`: any but a coordinator. Blocks at most `patience`.
     ///
     /// # Errors
-    /// [`Error::FailedPrecondition`] if the job has formed (an observer may come at any time),
+    /// [`Error::FailedPrecondition`] if the job has formed (observers and admins may come at any time),
     /// [`Error::Auth`] if the coordinator is not the one of the join string or does not know the secret, [`Error::Token`] if the join string
     /// is not good for this role or any more, [`Error::Unavailable`] if the coordinator cannot be reached in time, [`Error::Timeout`] if
     /// it has no place for a newcomer.
