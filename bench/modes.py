@@ -1,7 +1,8 @@
-"""What modes of parameters cost beside a sum, and what is left of a job with a slow worker.
+"""What modes of parameters cost beside a sum, what is left of a job with a slow worker, and how much memory a server takes.
 
 gradlane run -n 2 -s 1 -- python bench/modes.py time                  64 MiB and 4 KB, each mode beside the sum
 gradlane run -n 4 -s 1 -- python bench/modes.py slow                  worker 0 is five times slower than the others
+gradlane run -n 2 -s 1 -- python bench/modes.py memory                the memory of the server beside what it keeps, 256 MiB with adamw
 ... time --peer tcp                                                     PyTorch's RPC beside them; `any` lets it use shared memory
 ... --steps 3                                                           tries it out
 
@@ -13,12 +14,15 @@ what it is given, under a lock, and returns a copy of the values. "async sgd" do
 `time` takes all ways in turns, and checks each result. A row tells the median time, and its share of the sum's time in the same
 turn: the median, and what four of five turns lie between. `slow` has steps that rest without the processor, five times as long
 on worker 0. A row tells the steps that all have done, as a number of fast workers, and the largest lead over the slowest.
+`memory` tells the most memory that the server has had, less the values and what adamw keeps of them.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import json
+import re
 import socket
 import statistics
 import subprocess
@@ -26,6 +30,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import gradlane
 import numpy as np
@@ -41,14 +46,14 @@ def main() -> int:
         serve(options)
         return 0
     gradlane.init()
-    {"time": times, "slow": slow}[options.what](options)
+    {"time": times, "slow": slow, "memory": memory}[options.what](options)
     gradlane.shutdown()
     return 0
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("what", choices=["time", "slow", "serve"], help="`serve` is what `time` starts as the peer's server")
+    parser.add_argument("what", choices=["time", "slow", "memory", "serve"], help="`serve` is what `time` starts as the peer's server")
     parser.add_argument("--peer", choices=["tcp", "any"], help="in `time`, PyTorch's RPC, over these of its transports")
     parser.add_argument("--at", type=int, nargs=2, metavar=("PORT", "WORKERS"), help="in `serve`")
     parser.add_argument("--steps", type=int, default=15, help="turns; in `slow`, steps of a fast worker (default 15)")
@@ -234,6 +239,32 @@ def slow(options: argparse.Namespace) -> None:
         gradlane.push_pull(worst, f"{name} lead", op=gradlane.Max)
         if gradlane.rank() == 0:
             print(f"{way!s:10} {done[0]:.2f} of {size} workers, a lead of {worst[1]:.0f} rounds", flush=True)
+
+
+TENSORS = 4
+"""Of 64 MiB each, in `memory`."""
+
+
+def memory(options: argparse.Namespace) -> None:
+    elements = SIZES["64 MiB"]
+    gradient, values = np.ones(elements, np.float32), np.zeros(elements, np.float32)
+    names = [f"kept {number}" for number in range(TENSORS)]
+    for name in names:
+        parameters.init(name, values, rule=rules.AdamW(lr=1e-3))
+    for _ in range(options.steps):
+        for handle in [parameters.push_async(name, gradient, update="step") for name in names]:
+            handle.wait()
+        for name in names:
+            parameters.pull(name, values)
+    gradlane.barrier("memory")
+    if gradlane.rank() == 0:
+        command = [sys.executable, "-m", "gradlane", "status", "--json"]
+        members = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)["members"]
+        [server] = [member["pid"] for member in members if member["role"] == "server"]
+        peak = int(re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{server}/status").read_text("utf-8"))[1]) / 1024
+        kept = 3 * TENSORS * elements * 4 / (1 << 20)
+        print(f"the server has had {peak:.0f} MiB, of which it keeps {kept:.0f}: {peak - kept:.0f} MiB besides", flush=True)
+    gradlane.barrier("told")
 
 
 if __name__ == "__main__":

@@ -120,8 +120,9 @@ def test_scripts_that_measure_training_steps_run(script, line):
             r"4 KB +async sgd takes [\d.]+ .* of the time of rpc tcp",
         ),
         (["slow"], r"k_of_n:k=1 +[\d.]+ of 2"),
+        (["memory"], r"of which it keeps 768: -?\d+ MiB besides"),
     ],
-    ids=["time", "slow"],
+    ids=["time", "slow", "memory"],
 )
 def test_the_script_that_measures_modes_runs(what, line):
     pytest.importorskip("torch")
