@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export PYTHONUTF8 := 1
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test built-for-tests test-rust test-sim test-net test-hostile test-faults test-kills test-churn test-lasting test-soak test-cycles test-models test-python test-transports test-torch-oldest test-frameworks test-tensorflow test-tensorflow-quick test-tensorflow-oldest test-jax test-jax-quick test-jax-oldest static-server test-static lint bench bench-peers deny fuzz fuzz-run fakes gpu-bundle gpu-check issue-cost ptx clean
+.PHONY: help demo test built-for-tests test-rust test-sim test-net test-hostile test-faults test-kills test-churn test-lasting test-soak test-cycles test-models test-python test-transports test-torch-oldest test-frameworks test-tensorflow test-tensorflow-quick test-tensorflow-oldest test-jax test-jax-quick test-jax-oldest static-server test-static lint bench bench-peers deny fuzz fuzz-run fakes gpu-bundle gpu-check issue-cost ptx servers clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -43,7 +43,7 @@ test: $(VENV)/requirements ## everything CI runs
 
 built-for-tests: lint
 	cargo test --quiet --no-run
-	@$(MAKE) --no-print-directory $(TESTED) fakes
+	@$(MAKE) --no-print-directory $(TESTED) fakes servers
 
 lint: $(VENV)/requirements
 	cargo fmt --all --check
@@ -86,11 +86,14 @@ test-net: ## jobs on every bad network, with a table (30 minutes): SEEDS=1 for a
 test-hostile: ## a job that trains under every attack on its ports, with a table (5 minutes): ONLY=Initials,gaps for some
 	cargo test -p gradlane-tests --test suites -- hostile
 
-# What Python's tests load by path, as `cargo test` builds it: target/debug/libfakecuda.so and target/debug/libfakenccl.so; and what they start,
-# as the package for tests is built: target/debug/kv-server.
+# What Python's tests of CUDA tensors load by path: target/debug/libfakecuda.so and target/debug/libfakenccl.so, as `cargo test` builds them.
 fakes:
 	cargo build --quiet -p fakecuda -p fakenccl
-	cargo build --quiet -p gradlane-server -p kv-server --features $(AS_TESTED)
+
+# What Python's tests start by path: target/debug/kv-server and gradlane-server. They are named together with what the package is made of, because cargo chooses the
+# features of dependencies for all that it builds at once, and would compile the engine once more for other features.
+servers:
+	cargo build --quiet -p gradlane-bench -p gradlane-session -p gradlane-server -p kv-server --features $(AS_TESTED)
 
 # Three files side by side on two cores, because many tests wait for a deadline and compute nothing meanwhile. The tests of a file share
 # jobs, and `conftest.py` sorts the files. A plain `pytest` runs the same tests one after another.
@@ -98,7 +101,7 @@ SIDE_BY_SIDE := -n 3 --dist loadfile --no-loadscope-reorder
 
 test-transports: test-python ## Python's tests, each over all transports that it names; `make test` tries two of three (20 minutes)
 
-test-python: $(TESTED) fakes
+test-python: $(TESTED) fakes servers
 	@mkdir -p $(SKIPS) && rm -f $(SKIPS)/python
 	SKIPPED_TESTS=$(SKIPS)/python $(BIN)/python -m pytest -q $(SIDE_BY_SIDE) tests/python
 

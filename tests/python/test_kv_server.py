@@ -8,7 +8,7 @@ import pytest
 from processes import SAY, Running, free_port, over, run_all, run_python
 
 KV_SERVER = str(Path(__file__).parents[2] / "target" / "debug" / "kv-server")
-"""`examples/kv_server`, which `make fakes` builds."""
+"""`examples/kv_server`, which `make servers` builds."""
 
 GRADLANE = [sys.executable, "-m", "gradlane"]
 
