@@ -430,9 +430,13 @@ def save_checkpoint(session: Session, path: str, keep: int | None, notes: str, t
     """Saves the parameters of the job, and waits until they are on the disk."""
 
 def load_checkpoint(
-    session: Session, path: str, checkpoint: int | None, missing: str, what: tuple[bool, bool], timeout: float
+    session: Session, path: str, checkpoint: int | None, missing: str, what: tuple[bool, bool, bool], timeout: float
 ) -> _Checkpointed:
-    """Loads them. `what`: whether the checkpoint may have more tensors, and whether what the rules keep is loaded too."""
+    """Loads them.
+
+    `what`: whether the checkpoint may have more tensors, whether what the rules keep is loaded too, and whether a directory
+    without any checkpoint is no error; the number is 0 then.
+    """
 
 def export_checkpoint(path: Path, checkpoint: int | None, file: Path) -> None:
     """Writes the values of a checkpoint to one file in the form of safetensors."""

@@ -49,7 +49,7 @@ from gradlane._saved import export as export
 from gradlane._saved import extra_of, number_of
 from gradlane._saved import state_dict as state_dict
 from gradlane._saved import to_dcp as to_dcp
-from gradlane.errors import Error, InvalidArgumentError, NotFoundError, StateLostError, StillRunningError
+from gradlane.errors import Error, InvalidArgumentError, StateLostError, StillRunningError
 
 T = TypeVar("T")
 Missing = Literal["error", "init", "zero"]
@@ -209,13 +209,7 @@ def load(
         InvalidArgumentError: the path leads out of `checkpoint_dir`, or another argument is not what it should be.
         TimeoutError: it took too long, and nothing was changed.
     """
-    if missing not in ("error", "init", "zero"):
-        raise InvalidArgumentError(f"missing={missing!r}; give 'error', 'init' or 'zero'")
-    return _told(
-        _core.load_checkpoint(
-            _session.session(), _path(path), number_of(checkpoint), missing, (ignore_extra, optimizer), _seconds(timeout)
-        )
-    )
+    return _load(path, number_of(checkpoint), missing, (ignore_extra, optimizer, False), timeout)
 
 
 def resume(
@@ -246,9 +240,8 @@ def resume(
     outcome: Checkpoint | Error | None = None
     if _session.rank() == lowest:
         try:
-            outcome = load(path, missing=missing, ignore_extra=ignore_extra, optimizer=optimizer, timeout=seconds)
-        except NotFoundError as error:
-            outcome = None if _is_empty(error) else error
+            loaded = _load(path, None, missing, (ignore_extra, optimizer, True), timeout)
+            outcome = loaded if loaded.number else None
         except Error as error:
             outcome = error
     session.barrier("gradlane.checkpoint.loaded", seconds)
@@ -351,16 +344,18 @@ class Saver:
         return None if saving is None else saving.wait()
 
 
+def _load(
+    path: str | os.PathLike[str], number: int | None, missing: Missing, what: tuple[bool, bool, bool], timeout: float
+) -> Checkpoint:
+    """Loads as `load`. `what`: ignore_extra, optimizer, and whether a directory without any checkpoint is no error."""
+    if missing not in ("error", "init", "zero"):
+        raise InvalidArgumentError(f"missing={missing!r}; give 'error', 'init' or 'zero'")
+    return _told(_core.load_checkpoint(_session.session(), _path(path), number, missing, what, _seconds(timeout)))
+
+
 def _told(told: tuple[int, str, int, int, int, list[tuple[int, int]], str]) -> Checkpoint:
     number, directory, tensors, size, files, steps, notes = told
     return Checkpoint(number, directory, tensors, size, files, dict(steps), extra_of(notes))
-
-
-def _is_empty(error: NotFoundError) -> bool:
-    """Whether a directory has no checkpoint at all, in place of one whose files or tensors are missing."""
-    what = str(error.fields.get("what"))
-    name, _, number = os.path.basename(what).rpartition("-")
-    return what.startswith("a whole checkpoint in ") and not (name == "checkpoint" and number.isdecimal())
 
 
 def _path(path: str | os.PathLike[str]) -> str:

@@ -36,8 +36,8 @@ fn save_checkpoint(
     ask(py, session, Ok(CheckpointAsk::Save(SaveAsk { path, keep, notes, wait: duration(timeout) })))
 }
 
-/// Loads them. `missing` is `error`, `init` or `zero`; `what` says whether the checkpoint may have more tensors, and whether what the rules
-/// keep is loaded too.
+/// Loads them. `missing` is `error`, `init` or `zero`; `what` says whether the checkpoint may have more tensors, whether what the rules keep is
+/// loaded too, and whether a directory without any checkpoint is no error: the number is 0 then.
 #[pyfunction]
 fn load_checkpoint(
     py: Python<'_>,
@@ -45,7 +45,7 @@ fn load_checkpoint(
     path: String,
     checkpoint: Option<u64>,
     missing: &str,
-    what: (bool, bool),
+    what: (bool, bool, bool),
     timeout: f64,
 ) -> PyResult<Told> {
     let missing = match missing {
@@ -57,8 +57,9 @@ fn load_checkpoint(
             hint: "give error, init or zero".to_owned(),
         }),
     };
-    let (wait, (ignore_extra, with_state)) = (duration(timeout), what);
-    let load = |missing| CheckpointAsk::Load(LoadAsk { path, checkpoint, missing, ignore_extra, with_state, wait });
+    let (wait, (ignore_extra, with_state, if_any)) = (duration(timeout), what);
+    let load =
+        |missing| CheckpointAsk::Load(LoadAsk { path, checkpoint, missing, ignore_extra, with_state, if_any, wait });
     ask(py, session, missing.map(load))
 }
 

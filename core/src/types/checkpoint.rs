@@ -43,6 +43,8 @@ pub struct LoadAsk {
     pub ignore_extra: bool,
     /// Whether what the rules keep is loaded too. Otherwise they begin anew.
     pub with_state: bool,
+    /// Whether a directory without any checkpoint is no error. Nothing is loaded then, and the answer is [`Checkpointed::nothing`].
+    pub if_any: bool,
     /// How long the caller waits.
     pub wait: Duration,
 }
@@ -88,6 +90,21 @@ pub struct Checkpointed {
     pub steps: Vec<ClockStep>,
     /// What was given when it was saved.
     pub notes: String,
+}
+
+impl Checkpointed {
+    /// Nothing was loaded, because there is no checkpoint. It has the number 0.
+    pub const fn nothing() -> Self {
+        Self {
+            checkpoint: 0,
+            directory: String::new(),
+            tensors: 0,
+            bytes: 0,
+            files: 0,
+            steps: Vec::new(),
+            notes: String::new(),
+        }
+    }
 }
 
 /// How far a clock is.

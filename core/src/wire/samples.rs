@@ -180,6 +180,7 @@ pub fn frames() -> Vec<Frame> {
                 missing: Missing::Zero,
                 ignore_extra: true,
                 with_state: false,
+                if_any: true,
                 wait: Duration::from_secs(1),
             }),
         },

@@ -80,6 +80,9 @@ impl OwnCheckpoints {
 
     fn load(&self, directories: &mut Directories, ask: LoadAsk, parameters: &Parameters) -> Result<Checkpointed> {
         let root = checkpoint::root(self.root.as_deref())?;
+        if ask.if_any && ask.checkpoint.is_none() && checkpoint::is_empty(&root, &ask.path)? {
+            return Ok(Checkpointed::nothing());
+        }
         let (directory, manifest) = checkpoint::find(&root, &ask.path, ask.checkpoint)?;
         let tensors = parameters.tensors();
         let contents = manifest.contents()?;

@@ -212,6 +212,14 @@ fn make(root: &Path, path: &str) -> Result<(PathBuf, PathBuf)> {
     Ok((place.canonicalize().map_err(making())?, relative))
 }
 
+/// Whether the directory `path` below `root` has no checkpoint yet.
+///
+/// # Errors
+/// [`Error::InvalidArgument`] for a path that leads out of `root`; [`Error::Io`].
+pub fn is_empty(root: &Path, path: &str) -> Result<bool> {
+    Ok(!root.join(below(root, path)?).join(LATEST).exists())
+}
+
 /// Finds the checkpoint `number`, or the latest, of the directory `path` below `root`. Returns its path below the root.
 ///
 /// # Errors

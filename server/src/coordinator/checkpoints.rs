@@ -94,6 +94,8 @@ pub enum DiskTask {
         path: String,
         /// Which one; `None` for the latest.
         checkpoint: Option<u64>,
+        /// Whether it is no error if there is none.
+        if_any: bool,
     },
     /// The checkpoint that was found is loaded: later saves go on with those of its directory. This is not answered.
     GoOn,
@@ -111,6 +113,8 @@ pub enum Found {
     },
     /// A checkpoint is whole.
     Published,
+    /// There is no checkpoint, which is no error.
+    Nothing,
     /// A checkpoint was found.
     Whole {
         /// Its path below `checkpoint_dir`.
@@ -170,8 +174,8 @@ impl Checkpoints {
         let number = self.number;
         let (task, wait) = match &ask {
             CheckpointAsk::Save(SaveAsk { path, wait, .. }) => (DiskTask::Begin { path: path.clone() }, *wait),
-            CheckpointAsk::Load(LoadAsk { path, checkpoint, wait, .. }) => {
-                (DiskTask::Find { path: path.clone(), checkpoint: *checkpoint }, *wait)
+            CheckpointAsk::Load(LoadAsk { path, checkpoint, if_any, wait, .. }) => {
+                (DiskTask::Find { path: path.clone(), checkpoint: *checkpoint, if_any: *if_any }, *wait)
             }
         };
         let Parameters { tensors, parts } = parameters;
@@ -215,6 +219,7 @@ impl Checkpoints {
                 let outcome = open.saved();
                 return self.end(Ok(outcome));
             }
+            (Ok(Found::Nothing), Stage::Looks) => return self.end(Ok(Checkpointed::nothing())),
             (Ok(found), Stage::Looks) => {
                 open.frozen = steps;
                 open.begin(found)

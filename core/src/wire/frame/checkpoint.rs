@@ -21,13 +21,14 @@ impl Field for CheckpointAsk {
                 writer.text(notes, usize::MAX);
                 writer.duration(*wait);
             }
-            Self::Load(LoadAsk { path, checkpoint, missing, ignore_extra, with_state, wait }) => {
+            Self::Load(LoadAsk { path, checkpoint, missing, ignore_extra, with_state, if_any, wait }) => {
                 writer.u8(ask::LOAD);
                 writer.text(path, usize::MAX);
                 writer.option(checkpoint.as_ref(), |writer, checkpoint| writer.u64(*checkpoint));
                 writer.u8(*missing as u8);
                 writer.flag(*ignore_extra);
                 writer.flag(*with_state);
+                writer.flag(*if_any);
                 writer.duration(*wait);
             }
         }
@@ -52,6 +53,7 @@ impl Field for CheckpointAsk {
                 },
                 ignore_extra: reader.flag("ignore_extra")?,
                 with_state: reader.flag("with_state")?,
+                if_any: reader.flag("if_any")?,
                 wait: reader.duration("wait")?,
             })),
             code => Err(reader.bad("request for a checkpoint", format!("is {code}"))),

@@ -82,6 +82,7 @@ pub unsafe extern "C" fn gradlane_load_checkpoint(
             missing,
             ignore_extra: ignore_extra != 0,
             with_state: values_only == 0,
+            if_any: false,
             wait: limit(timeout_ms).unwrap_or(USUAL),
         });
         // SAFETY: promised by the caller of this function.

@@ -87,7 +87,10 @@ impl Keeper {
                 }
                 Ok(None)
             }
-            DiskTask::Find { path, checkpoint } => {
+            DiskTask::Find { path, checkpoint: None, if_any: true } if checkpoint::is_empty(&root, &path)? => {
+                Ok(Some(Found::Nothing))
+            }
+            DiskTask::Find { path, checkpoint, .. } => {
                 let (directory, manifest) = checkpoint::find(&root, &path, checkpoint)?;
                 let contents = manifest.contents()?;
                 self.found = Some(manifest);

@@ -92,7 +92,7 @@ fn a_save_that_fails_leaves_nothing_and_the_next_one_may_begin() {
 fn a_load_is_applied_when_all_servers_have_read_and_clocks_go_on_from_what_was_saved() {
     let mut job = with_parameter();
     job.frame(0, load(5, Missing::Refuse, false));
-    let Some(DiskTask::Find { path, checkpoint: None }) = job.disk() else { panic!("a search") };
+    let Some(DiskTask::Find { path, checkpoint: None, if_any: false }) = job.disk() else { panic!("a search") };
     assert_eq!(path, "p");
     let number = job.number;
     job.coordinator.handle_disk(number, Ok(whole(&["w"])));
@@ -110,6 +110,18 @@ fn a_load_is_applied_when_all_servers_have_read_and_clocks_go_on_from_what_was_s
     assert_eq!(job.disk(), Some(DiskTask::GoOn));
     let loaded = answer(&mut job, 0).unwrap();
     assert_eq!((loaded.checkpoint, loaded.tensors, loaded.notes.as_str()), (3, 1, "n"));
+}
+
+#[test]
+fn where_nothing_was_saved_yet_nothing_is_loaded_if_that_was_asked() {
+    let mut job = with_parameter();
+    let ask = CheckpointAsk::Load(LoadAsk { if_any: true, ..load_of(Missing::Refuse, false) });
+    job.frame(0, Frame::Checkpoint { request: 5, ask });
+    assert!(matches!(job.disk(), Some(DiskTask::Find { if_any: true, .. })));
+    let number = job.number;
+    job.coordinator.handle_disk(number, Ok(Found::Nothing));
+    assert_eq!(answer(&mut job, 0), Ok(Checkpointed::nothing()));
+    assert_eq!(job.received(SERVER), []);
 }
 
 #[test]
@@ -187,9 +199,19 @@ fn save(request: u64) -> Frame {
 }
 
 fn load(request: u64, missing: Missing, ignore_extra: bool) -> Frame {
-    let ask =
-        LoadAsk { path: "p".to_owned(), checkpoint: None, missing, ignore_extra, with_state: true, wait: 60 * SECOND };
-    Frame::Checkpoint { request, ask: CheckpointAsk::Load(ask) }
+    Frame::Checkpoint { request, ask: CheckpointAsk::Load(load_of(missing, ignore_extra)) }
+}
+
+fn load_of(missing: Missing, ignore_extra: bool) -> LoadAsk {
+    LoadAsk {
+        path: "p".to_owned(),
+        checkpoint: None,
+        missing,
+        ignore_extra,
+        with_state: true,
+        if_any: false,
+        wait: 60 * SECOND,
+    }
 }
 
 /// The number of the save that begins.

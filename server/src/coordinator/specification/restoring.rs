@@ -158,6 +158,7 @@ fn a_save_or_a_load_that_is_under_way_fails_with_the_cause() {
         missing: Missing::Refuse,
         ignore_extra: false,
         with_state: true,
+        if_any: false,
         wait: 60 * SECOND,
     };
     for ask in [CheckpointAsk::Save(save), CheckpointAsk::Load(load)] {
