@@ -247,14 +247,15 @@ TENSORS = 4
 
 def memory(options: argparse.Namespace) -> None:
     elements = SIZES["64 MiB"]
-    gradient, values = np.ones(elements, np.float32), np.zeros(elements, np.float32)
-    names = [f"kept {number}" for number in range(TENSORS)]
-    for name in names:
+    values = np.zeros(elements, np.float32)
+    gradients = {f"kept {number}": np.ones(elements, np.float32) for number in range(TENSORS)}
+    for name in gradients:
         parameters.init(name, values, rule=rules.AdamW(lr=1e-3))
     for _ in range(options.steps):
-        for handle in [parameters.push_async(name, gradient, update="step") for name in names]:
+        # All of them are under way at once, which takes more memory than one after the other.
+        for handle in [parameters.push_async(name, gradient, update="step") for name, gradient in gradients.items()]:
             handle.wait()
-        for name in names:
+        for name in gradients:
             parameters.pull(name, values)
     gradlane.barrier("memory")
     if gradlane.rank() == 0:
