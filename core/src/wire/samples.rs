@@ -8,19 +8,17 @@ use crate::error::{Claim, ERRORS, Error, ErrorKind, FieldSource, Tensors};
 use crate::types::{
     Address, CheckpointAsk, Checkpointed, ClockKey, ClockStep, Closing, Control, ControlAnswer, ControlCommand, DType,
     Epoch, Fate, Half, Holdings, Incarnation, LoadAsk, MachineId, Member, Missing, Mode, NodeId, Optimizer, Order,
-    PartId, PartLayout, Participants, Passage, Phase, Piece, Plan, Process, Recipient, Role, Round, Rule, SaveAsk,
-    Scheme, ServerId, Span, Squares, Stats, StepReport, StoreAnswer, StoreAsk, SumId, TableFile, Task, TensorKey,
-    TensorKind, TensorSpec, Tick, Ticked, Time, View, Wiring, WorkerId, WorkersKey, Written,
+    PartId, PartLayout, Passage, Phase, Piece, Plan, Process, Recipient, Role, Round, Rule, SaveAsk, Scheme, ServerId,
+    Span, Squares, Stats, StepReport, StoreAnswer, StoreAsk, SumId, TableFile, Task, TensorKey, TensorKind, TensorSpec,
+    Tick, Ticked, Time, View, Wiring, WorkerId, WorkersKey, Written,
 };
 
 mod headers;
+mod values;
 
 pub use headers::headers;
-
-/// A mode by a clock.
-fn mode(text: &str) -> Mode {
-    text.parse::<Mode>().expect("a mode").with_clock(ClockKey(0x0102_0304_0506_0708))
-}
+use values::mode;
+pub(super) use values::participants;
 
 fn mode_of(text: &str, clock: &str) -> Mode {
     Mode { clock: Some(ClockKey::of(clock)), ..mode(text) }
@@ -264,11 +262,6 @@ fn store(ask: StoreAsk) -> Frame {
 
 fn stored(outcome: crate::Result<StoreAnswer>) -> Frame {
     Frame::StoreDone { request: 12, outcome }
-}
-
-/// Two workers, of which one gets the sums.
-pub(super) fn participants() -> Participants {
-    Participants::of([1, 9].into_iter().map(WorkerId).collect()).with_receiver(WorkerId(9))
 }
 
 /// One error of each variant, in the order of the declaration. Each text is the name of its field.

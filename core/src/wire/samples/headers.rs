@@ -1,6 +1,6 @@
 //! Samples of the headers of exchanges.
 
-use super::{mode, participants};
+use super::values::{mode, participants};
 use crate::types::{
     Access, Average, CodecSpec, DType, Effect, Encoding, Epoch, Fate, KeyPart, Mode, Op, Optimizer, PartId,
     Participants, Round, Rule, TensorKey, Update, Version, WorkerId, WorkerSet,
