@@ -399,8 +399,9 @@ impl Parameters {
     pub(super) fn answer(&mut self, exchange: ExchangeId, header: &Use, effect: Effect) {
         let part_bytes = if header.access.receives() { header.part_bytes } else { 0 };
         let epoch = self.membership.as_ref().map_or(header.target.epoch, |ours| ours.epoch);
-        let sender = self.exchanges.get(&exchange).map(|exchange| exchange.sender);
-        let key = sender.filter(|_| header.access.receives()).and_then(|sender| key_use(sender, header));
+        let is_handled = header.key.is_some() && header.access.receives();
+        let asking = self.exchanges.get(&exchange).filter(|_| is_handled);
+        let key = asking.and_then(|asking| key_use(asking.sender, header));
         let (target, average) = (Target { epoch, ..header.target }, header.access.average());
         let header = Value { target, effect, part_bytes, checksum: header.is_checked() && part_bytes > 0 };
         self.step(target.part, ValueStep::Answer { exchange, average, key, header });

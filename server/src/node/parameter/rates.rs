@@ -34,6 +34,11 @@ impl Rates {
         self.0.get(&key)?.range(..=step).next_back().map(|(_, rate)| *rate)
     }
 
+    /// The tensors whose rates were changed.
+    pub(super) fn keys(&self) -> impl Iterator<Item = TensorKey> {
+        self.0.keys().copied()
+    }
+
     /// Steps of this tensor before this one come no more.
     pub(super) fn pass(&mut self, key: TensorKey, before: u64) {
         let Some(of_tensor) = self.0.get_mut(&key) else { return };

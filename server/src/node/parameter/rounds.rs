@@ -1,6 +1,6 @@
 //! Changes by their mode: which are too old, which are kept until their round is closed, and what is done when it is.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use gradlane_core::reduce::clip_factor;
 use gradlane_core::types::{
@@ -112,9 +112,12 @@ impl Parameters {
             let step = ValueStep::Apply { round, factor, global_step, dtype: part.claim.dtype, rule, rate };
             self.commands.push_back(Command::Step(Work::Parameter { part: *id, step }));
         }
-        let of_clock = self.parts.iter().filter(|(_, part)| part.claim.mode.clock == Some(clock));
-        let keys: BTreeSet<TensorKey> = of_clock.map(|(id, _)| id.key).collect();
-        keys.into_iter().for_each(|key| self.rates.pass(key, steps));
+        let first_part = |key: TensorKey| self.parts.range(PartId { key, index: 0 }..).next();
+        let is_of_clock = |key: &TensorKey| {
+            first_part(*key).is_some_and(|(id, part)| id.key == *key && part.claim.mode.clock == Some(clock))
+        };
+        let changed: Vec<TensorKey> = self.rates.keys().filter(is_of_clock).collect();
+        changed.into_iter().for_each(|key| self.rates.pass(key, steps));
         self.answer_early();
     }
 
