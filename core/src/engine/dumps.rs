@@ -135,10 +135,11 @@ pub(super) fn write(asked: &Asked, seen: &Seen) -> Result<ControlAnswer> {
         "contribution": of_contribution,
         "sum": sum.as_ref().map(|_| &of_sum),
     });
-    let mut files = vec![(of_contribution, contribution.clone())];
-    files.extend(sum.iter().map(|sum| (of_sum.clone(), sum.clone())));
+    let (of_both, description) = (format!("{stem}.json"), format!("{description:#}\n"));
+    let mut files = vec![(&of_contribution, contribution.as_slice())];
+    files.extend(sum.iter().map(|sum| (&of_sum, sum.as_slice())));
     // Last, so that its presence says that the others are whole.
-    files.push((format!("{stem}.json"), format!("{description:#}\n").into_bytes()));
+    files.push((&of_both, description.as_bytes()));
     let mut written = Vec::new();
     for (name, content) in files {
         let path = asked.directory.join(name);
