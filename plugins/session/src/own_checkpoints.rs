@@ -80,10 +80,9 @@ impl OwnCheckpoints {
 
     fn load(&self, directories: &mut Directories, ask: LoadAsk, parameters: &Parameters) -> Result<Checkpointed> {
         let root = checkpoint::root(self.root.as_deref())?;
-        if ask.if_any && ask.checkpoint.is_none() && checkpoint::is_empty(&root, &ask.path)? {
+        let Some((directory, manifest)) = checkpoint::find(&root, &ask.path, ask.checkpoint, ask.if_any)? else {
             return Ok(Checkpointed::nothing());
-        }
-        let (directory, manifest) = checkpoint::find(&root, &ask.path, ask.checkpoint)?;
+        };
         let tensors = parameters.tensors();
         let contents = manifest.contents()?;
         let lacking = contents.compare(&tensors, &ask)?;

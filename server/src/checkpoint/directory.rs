@@ -212,23 +212,19 @@ fn make(root: &Path, path: &str) -> Result<(PathBuf, PathBuf)> {
     Ok((place.canonicalize().map_err(making())?, relative))
 }
 
-/// Whether the directory `path` below `root` has no checkpoint yet.
-///
-/// # Errors
-/// [`Error::InvalidArgument`] for a path that leads out of `root`; [`Error::Io`].
-pub fn is_empty(root: &Path, path: &str) -> Result<bool> {
-    Ok(!root.join(below(root, path)?).join(LATEST).exists())
-}
-
-/// Finds the checkpoint `number`, or the latest, of the directory `path` below `root`. Returns its path below the root.
+/// Finds the checkpoint `number`, or the latest, of the directory `path` below `root`. Returns its path below the root. With `if_any`, there
+/// may be no latest one: then it returns `None`.
 ///
 /// # Errors
 /// [`Error::InvalidArgument`] for a path that leads out of `root`; [`Error::NotFound`]; [`Error::CorruptCheckpoint`]; [`Error::Io`].
-pub fn find(root: &Path, path: &str, number: Option<u64>) -> Result<(String, Manifest)> {
+pub fn find(root: &Path, path: &str, number: Option<u64>, if_any: bool) -> Result<Option<(String, Manifest)>> {
     let relative = below(root, path)?;
+    if if_any && number.is_none() && !root.join(&relative).join(LATEST).exists() {
+        return Ok(None);
+    }
     let (directory, manifest) = open(&root.join(&relative), number)?;
     let name = directory.file_name().expect("it has the name of a checkpoint");
-    Ok((relative.join(name).to_string_lossy().into_owned(), manifest))
+    Ok(Some((relative.join(name).to_string_lossy().into_owned(), manifest)))
 }
 
 /// Finds the checkpoint `number`, or the latest, in a directory. Returns its own directory.

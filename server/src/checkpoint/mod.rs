@@ -30,7 +30,7 @@ mod part;
 mod read;
 mod write;
 
-pub use directory::{Directories, Saving, find, is_empty, open, place, root};
+pub use directory::{Directories, Saving, find, open, place, root};
 pub use export::export;
 pub use manifest::Manifest;
 pub use part::FrozenPart;

@@ -87,11 +87,10 @@ impl Keeper {
                 }
                 Ok(None)
             }
-            DiskTask::Find { path, checkpoint: None, if_any: true } if checkpoint::is_empty(&root, &path)? => {
-                Ok(Some(Found::Nothing))
-            }
-            DiskTask::Find { path, checkpoint, .. } => {
-                let (directory, manifest) = checkpoint::find(&root, &path, checkpoint)?;
+            DiskTask::Find { path, checkpoint, if_any } => {
+                let Some((directory, manifest)) = checkpoint::find(&root, &path, checkpoint, if_any)? else {
+                    return Ok(Some(Found::Nothing));
+                };
                 let contents = manifest.contents()?;
                 self.found = Some(manifest);
                 Ok(Some(Found::Whole { directory, contents }))
