@@ -45,7 +45,7 @@ pub fn start(config: &Config) -> Result<()> {
     Ok(())
 }
 
-/// Changes what the log of this process lets through, from now on.
+/// An operator changes what the log of this process lets through, from now on.
 ///
 /// # Errors
 /// [`Error::InvalidArgument`] if `filter` is none; [`Error::FailedPrecondition`] if the log is not that of [`start`].
@@ -55,7 +55,10 @@ pub fn change(filter: &str) -> Result<()> {
     let changed =
         tracing::dispatcher::get_default(|log| log.downcast_ref::<Filtered>().map(|log| (log.change)(next.clone())));
     match changed {
-        Some(Ok(())) => Ok(()),
+        Some(Ok(())) => {
+            tracing::info!(filter, "an operator has changed the log");
+            Ok(())
+        }
         Some(Err(_)) | None => Err(Error::FailedPrecondition {
             what: "the log of this process is not that of Gradlane".to_owned(),
             hint: "change it in the program itself".to_owned(),

@@ -62,7 +62,5 @@ fn change_log(shared: &Shared, filter: &str) -> Result<ControlAnswer> {
             hint: "change it in the program that started the engine".to_owned(),
         });
     };
-    change(filter)?;
-    tracing::info!(filter, "an operator has changed the log");
-    Ok(ControlAnswer::Done)
+    change(filter).map(|()| ControlAnswer::Done)
 }

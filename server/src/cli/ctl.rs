@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use gradlane_core::config::kinds::{Kind, TimeSpan};
-use gradlane_core::config::{Config, Origin, ProcessRole, units};
+use gradlane_core::config::{Config, ProcessRole, units};
 use gradlane_core::metrics::{Instance, METRICS, prometheus};
 use gradlane_core::runtime::Operator;
 use gradlane_core::types::{
@@ -16,7 +16,7 @@ use serde_json::json;
 
 use super::screen::say;
 use super::settings::Settings;
-use super::status::{led_here, nothing_runs, nothing_runs_here};
+use super::status::{led_here, names_a_coordinator, nothing_runs, nothing_runs_here};
 use crate::exit;
 use crate::launch::entering::Found;
 
@@ -158,15 +158,10 @@ fn enter(settings: &Settings, timeout: Duration) -> Result<Operator> {
 }
 
 fn find(config: &Config) -> Result<Found> {
-    let is_given = |name: &str| *config.origin(name) != Origin::Default;
-    if ["join", "join_file", "coordinator_host"].into_iter().any(is_given) {
+    if names_a_coordinator(config) {
         return Found::by_settings(config, Duration::ZERO).map_err(|error| nothing_runs(config, error));
     }
-    let mut here = led_here(config);
-    if is_given("job") {
-        here.retain(|running| running.job == config.job);
-    }
-    match here.as_slice() {
+    match led_here(config).as_slice() {
         [] => Err(nothing_runs_here(config)),
         [one] => Ok(Found::from(one.operators.clone())),
         several => {

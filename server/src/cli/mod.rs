@@ -1,8 +1,8 @@
 //! The command line: `gradlane` of the Python package and `gradlane-server`, one and the same.
 //!
 //! This file parses the arguments and selects the command: [`settings`] are the arguments of every command, [`roles`] runs a part of a job,
-//! [`crate::launch`] a whole one, [`status`] and [`crate::doctor`] report, [`ctl`] gives orders. All settings are knobs of [`gradlane_core::config`]; a flag is only
-//! a short name for one.
+//! [`crate::launch`] a whole one, [`status`] and [`crate::doctor`] report, [`ctl`] gives orders. All settings are knobs of
+//! [`gradlane_core::config`]; a flag is only a short name for one.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;

@@ -28,14 +28,10 @@ pub(super) struct Answer {
 /// # Errors
 /// Why no coordinator can be found, or why the one that is named does not answer. Fails within seconds, because a user waits.
 pub(super) fn ask(config: &Config) -> Result<Vec<Answer>> {
-    let is_given = |name: &str| *config.origin(name) != Origin::Default;
-    if ["join", "join_file", "coordinator_host"].into_iter().any(is_given) {
+    if names_a_coordinator(config) {
         return ask_at(config, Found::by_settings(config, Duration::ZERO)?).map(|answer| vec![answer]);
     }
-    let mut here = led_here(config);
-    if is_given("job") {
-        here.retain(|running| running.job == config.job);
-    }
+    let here = led_here(config);
     if here.is_empty() {
         // A coordinator on another host may have published its join string in a home directory that the hosts share.
         let found = Found::by_settings(config, Duration::ZERO).map_err(|error| nothing_runs(config, error))?;
@@ -52,8 +48,18 @@ pub(super) fn ask(config: &Config) -> Result<Vec<Answer>> {
     if answers.is_empty() { Err(nothing_runs_here(config)) } else { Ok(answers) }
 }
 
+/// Whether the settings say where a coordinator is.
+pub(super) fn names_a_coordinator(config: &Config) -> bool {
+    ["join", "join_file", "coordinator_host"].into_iter().any(|name| *config.origin(name) != Origin::Default)
+}
+
+/// The jobs that processes of this user lead on this host; if the settings name a job, those of this name.
 pub(super) fn led_here(config: &Config) -> Vec<Running> {
-    config.state_dir.as_deref().map(running::jobs).unwrap_or_default()
+    let mut here = config.state_dir.as_deref().map(running::jobs).unwrap_or_default();
+    if *config.origin("job") != Origin::Default {
+        here.retain(|running| running.job == config.job);
+    }
+    here
 }
 
 /// The exit code for these answers: success if a coordinator has answered.

@@ -35,8 +35,8 @@ pub(super) struct Link {
 }
 
 impl Connections {
-    /// An authenticated node connected. Observers have [`OBSERVERS_MAX`] places of their own, operators [`OPERATORS_MAX`], and all others have `STRANGERS_MAX` until
-    /// they speak for a member. When these are taken, the oldest connection without a member gives way. So nobody who may only look takes
+    /// An authenticated node connected. Observers have [`OBSERVERS_MAX`] places of their own, operators [`OPERATORS_MAX`], and all others have
+    /// `STRANGERS_MAX` until they speak for a member. When these are taken, the oldest connection without a member gives way. So nobody who may only look takes
     /// the place of a member, and idle connections keep nobody out. Members' connections are not counted, because there are no more of
     /// them than members.
     pub(super) fn add(&mut self, link: LinkId, node: NodeId, role: Role) {

@@ -33,6 +33,9 @@ pub(super) fn stop(plane: &Arc<DataPlane>, membership: &Mutex<Membership>, patie
     plane.stop(patience);
 }
 
+/// How long peers may take to learn that a server is gone.
+pub(super) const FAREWELL: Duration = Duration::from_millis(500);
+
 fn locked(membership: &Mutex<Membership>) -> MutexGuard<'_, Membership> {
     membership.lock().unwrap_or_else(PoisonError::into_inner)
 }

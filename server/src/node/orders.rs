@@ -35,10 +35,7 @@ impl Ordered {
     pub(super) fn obey(&self, number: u64, command: ControlCommand) {
         let outcome = match command {
             ControlCommand::Stats => stats(&*self.plane.probe),
-            ControlCommand::Log { filter } => log::change(&filter).map(|()| {
-                tracing::info!(filter, "an operator has changed the log");
-                ControlAnswer::Done
-            }),
+            ControlCommand::Log { filter } => log::change(&filter).map(|()| ControlAnswer::Done),
             ControlCommand::Drain => return self.drain(number),
             ControlCommand::SetRate { tensor, rate, step } => {
                 self.plane.handle_rate(TensorKey::of(&tensor), step, rate).map(|()| ControlAnswer::RateSet { step })
@@ -61,7 +58,7 @@ impl Ordered {
         let (plane, on_server_loss) = (Arc::clone(&self.plane), self.on_server_loss);
         let drain = move || {
             ending::drain(&plane, &membership, on_server_loss, PATIENCE);
-            ending::stop(&plane, &membership, FAREWELL);
+            ending::stop(&plane, &membership, ending::FAREWELL);
         };
         // The thread of the membership must go on meanwhile.
         let started: Result<_> = std::thread::Builder::new()
@@ -76,5 +73,3 @@ impl Ordered {
 
 /// Rounds under way may take so long, as after SIGTERM.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// How long peers may take to learn that a server is gone.
-const FAREWELL: Duration = Duration::from_millis(500);

@@ -22,7 +22,7 @@ use crate::handle::Handle;
 use crate::memory_limit;
 use crate::node::config::NodeConfig;
 use crate::node::data_plane::DataPlane;
-use crate::node::ending;
+use crate::node::ending::{self, FAREWELL};
 use crate::node::life::ServerState;
 use crate::node::orders::Ordered;
 
@@ -219,9 +219,6 @@ impl Drop for Server {
         self.stop(FAREWELL);
     }
 }
-
-/// How long peers may take to learn that a server is gone.
-const FAREWELL: Duration = Duration::from_millis(500);
 
 fn memory_bytes_max(config: &Config) -> u64 {
     let bytes = config.server_bytes_max.or_else(memory_limit::default_bytes_max).unwrap_or(u64::MAX);

@@ -14,11 +14,7 @@ use crate::log;
 pub(super) fn obey(probe: &Probe, command: ControlCommand) -> Result<ControlAnswer> {
     match command {
         ControlCommand::Stats => stats(probe),
-        ControlCommand::Log { filter } => {
-            log::change(&filter)?;
-            tracing::info!(filter, "an operator has changed the log");
-            Ok(ControlAnswer::Done)
-        }
+        ControlCommand::Log { filter } => log::change(&filter).map(|()| ControlAnswer::Done),
         ControlCommand::Drain
         | ControlCommand::Save { .. }
         | ControlCommand::SetRate { .. }
