@@ -260,9 +260,9 @@ def memory(options: argparse.Namespace) -> None:
     gradlane.barrier("memory")
     if gradlane.rank() == 0:
         command = [sys.executable, "-m", "gradlane", "status", "--json"]
-        members = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)["members"]
+        members = json.loads(subprocess.run(command, check=True, capture_output=True, encoding="utf-8").stdout)["members"]
         [server] = [member["pid"] for member in members if member["role"] == "server"]
-        peak = int(re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{server}/status").read_text("utf-8"))[1]) / 1024
+        peak = int(re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{server}/status").read_text(encoding="utf-8"))[1]) / 1024
         kept = 3 * TENSORS * elements * 4 / (1 << 20)
         print(f"the server has had {peak:.0f} MiB, of which it keeps {kept:.0f}: {peak - kept:.0f} MiB besides", flush=True)
     gradlane.barrier("told")

@@ -31,6 +31,7 @@ __all__ = [
     "operation_error",
     "read_join",
     "save_checkpoint",
+    "serve",
     "step_timeout",
     "unwrap_join",
     "wait_any",
@@ -441,6 +442,7 @@ def load_checkpoint(
 def export_checkpoint(path: Path, checkpoint: int | None, file: Path) -> None:
     """Writes the values of a checkpoint to one file in the form of safetensors."""
 
+@final
 class SavedCheckpoint:
     """The files of a checkpoint, open to be read."""
 

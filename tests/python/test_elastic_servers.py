@@ -14,7 +14,7 @@ OUTLIVES = ["-o", "on_server_loss=continue"]
 BEGIN = (
     SAY
     + """
-import pathlib, signal, sys
+import itertools, pathlib, signal, sys
 import numpy
 import gradlane
 
@@ -133,7 +133,7 @@ def test_a_server_that_is_killed_is_started_again_and_the_job_forms_again_with_i
 
 END_OF_JOB = """
 try:
-    for step in range(20):
+    for step in itertools.count():
         if rank == 0 and step == 5:
             for server in servers():
                 os.kill(server, signal.SIGKILL)

@@ -37,8 +37,8 @@ def test_its_commands_exist_with_their_flags(command):
         arguments = re.search(rf"\bgradlane {command}\b([^#]*?)(?: -- |#|;|$)", line)
         if not arguments:
             continue
-        # The word after `gradlane bench` says which of its commands.
-        words = [command, *arguments[1].split()[: command == "bench"]]
+        # The word after `gradlane bench` and `gradlane ctl` says which of its commands.
+        words = [command, *arguments[1].split()[: command in ("bench", "ctl")]]
         [help] = run_all([([sys.executable, "-m", "gradlane", *words, "--help"], {})], timeout=30.0)
         assert help.code == 0, help.output
         for flag in re.findall(r"(?<=\s)--?[a-z][a-z-]*", arguments[1]):
