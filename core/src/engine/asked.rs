@@ -1,11 +1,12 @@
 //! What callers ask of one tensor.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::memory::Memory;
 use super::submit::check_tensor;
 use crate::error::Result;
-use crate::types::{Access, Demand, Op, Priority, TensorSpec};
+use crate::types::{Access, Demand, Op, Priority, RowsCut, TensorSpec};
 
 /// One reduction to do.
 #[derive(Debug)]
@@ -68,12 +69,14 @@ pub(super) struct Asked {
     pub(super) demand: Demand,
     pub(super) priority: Priority,
     pub(super) timeout: Option<Duration>,
+    /// Of a table: what goes to each of its parts.
+    pub(super) cuts: Option<Arc<[RowsCut]>>,
 }
 
 impl From<Submission> for Asked {
     fn from(submission: Submission) -> Self {
         let Submission { tensor, source, destination, op, weight, priority, timeout } = submission;
-        Self { tensor, source, destination, demand: Demand::Reduce { op, weight }, priority, timeout }
+        Self { tensor, source, destination, demand: Demand::Reduce { op, weight }, priority, timeout, cuts: None }
     }
 }
 
@@ -83,6 +86,6 @@ impl From<ParameterUse> for Asked {
         let ParameterUse { tensor, memory: source, into, priority, timeout, .. } = asked;
         // Of a push nothing lands there, and of a pull nothing leaves it.
         let destination = into.unwrap_or_else(|| source.again());
-        Self { tensor, source, destination, demand, priority, timeout }
+        Self { tensor, source, destination, demand, priority, timeout, cuts: None }
     }
 }

@@ -168,7 +168,7 @@ impl Engine {
                 let (bytes, device) = (source.len() as u64, source.device());
                 let in_copies = in_copies(&batch.tensors[index], source, self.device(), self.shared.nan_check);
                 let in_place = source.is_place_of(destination);
-                Tensor { key: batch.keys[index], bytes, device, in_copies, in_place, priority: *priority }
+                Tensor { key: batch.keys[index], bytes, device, in_copies, in_place, priority: *priority, cuts: None }
             };
             let memory = members.iter().map(|Member { source, destination, .. }| (source, destination));
             let taken = state.loans.take_all(memory);

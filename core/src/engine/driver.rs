@@ -305,7 +305,7 @@ impl Engine {
         entered: &dyn Fn(),
         then: impl FnOnce(u64) + Send + 'static,
     ) -> Result<Handle> {
-        let Asked { tensor, source, destination, demand, priority, timeout } = asked;
+        let Asked { tensor, source, destination, demand, priority, timeout, cuts } = asked;
         check(&tensor, &source, &destination, demand, self.device())?;
         check_ranks(std::slice::from_ref(&tensor), demand, self.first_size)?;
         self.shared.followed.check()?;
@@ -319,7 +319,7 @@ impl Engine {
         let in_copies = in_copies(&tensor, &source, self.device(), self.shared.nan_check);
         let device = source.device();
         let in_place = source.is_place_of(&destination);
-        let described = Tensor { key: tensor.key(), bytes, device, in_copies, in_place, priority };
+        let described = Tensor { key: tensor.key(), bytes, device, in_copies, in_place, priority, cuts };
         let watched = Watched::look(&self.shared, &tensor, &source, demand);
         let handle = self.shared.with_pushing(here_bytes_max, |state, now| {
             let taken = state.loans.take(&source, &destination);

@@ -72,6 +72,7 @@ mod local;
 mod local_finite;
 mod names;
 mod patience;
+mod rows;
 
 pub use asked::{ParameterUse, Submission};
 pub use batch::{Batch, BatchSubmission, Member};
@@ -84,5 +85,6 @@ pub use local::reduce_alone;
 pub use local_finite::FiniteCheck;
 pub use memory::Memory;
 pub use metrics::Metrics;
+pub use rows::{RowCounts, RowsHandle, RowsUse, ShrinkBounds};
 pub use shared::ChangeLog;
 pub use trace::{Thread, Timeline};

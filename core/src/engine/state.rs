@@ -256,7 +256,7 @@ impl State {
                     };
                     of = Some((piece.submission, memory));
                     let (source, destination) = &memory[piece.tensor];
-                    (source.part(piece.span), destination.part(piece.span))
+                    (source.part(piece.span), destination.part(piece.into))
                 });
                 Payload::load(memory)
             }

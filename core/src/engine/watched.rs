@@ -27,6 +27,10 @@ impl Watched {
                 let what = format!("tensor {} is a parameter, which has no sums", tensor.name);
                 Err(Error::InvalidArgument { what, hint: "save a checkpoint to see its value".to_owned() })
             }
+            Demand::Rows { .. } => {
+                let what = format!("tensor {} is a table, which has no sums", tensor.name);
+                Err(Error::InvalidArgument { what, hint: "look up rows to see their values".to_owned() })
+            }
         };
         Some(Self { tensor: tensor.clone(), contribution })
     }

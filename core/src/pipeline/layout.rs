@@ -117,9 +117,12 @@ impl Layouter {
         let items: Vec<Item> = fresh.iter().map(|(_, item)| *item).collect();
         let multiples = Multiples { shares: self.placement.shares(), turns: self.turns };
         let parts_with = |config: &LayoutConfig| {
-            let count = |item: &Item| match item.kind.is_cut() {
-                true => u128::from(partition::part_count(item.bytes, item.dtype, multiples, config)),
-                false => 1,
+            let count = |item: &Item| match item.kind.table() {
+                Some(table) => partition::cut_table(&table, multiples).count() as u128,
+                None if item.kind.is_cut() => {
+                    u128::from(partition::part_count(item.bytes, item.dtype, multiples, config))
+                }
+                None => 1,
             };
             items.iter().map(count).sum::<u128>() + self.parts.len() as u128
         };
@@ -149,9 +152,12 @@ impl Layouter {
             let (spec, item) = fresh[group[0]];
             match group.as_slice() {
                 [_] => {
-                    let spans: Vec<Span> = match item.kind.is_cut() {
-                        true => partition::cut(item.bytes, item.dtype, multiples, &config).collect(),
-                        false => vec![Span { offset: 0, bytes: item.bytes }],
+                    let spans: Vec<Span> = match item.kind.table() {
+                        Some(table) => partition::cut_table(&table, multiples).collect(),
+                        None if item.kind.is_cut() => {
+                            partition::cut(item.bytes, item.dtype, multiples, &config).collect()
+                        }
+                        None => vec![Span { offset: 0, bytes: item.bytes }],
                     };
                     let first = self.first_index_of(spec.key(), spans.len() as u64);
                     let piece = |span| vec![Piece { tensor: spec.key(), span }];

@@ -13,7 +13,7 @@
 use std::collections::BTreeMap;
 use std::num::{NonZeroU32, NonZeroU64};
 
-use crate::types::{DType, Span, TensorKind, span};
+use crate::types::{DType, Span, TableSpec, TensorKind, span};
 use crate::wire::limits::PART_BYTES_MAX;
 
 /// Part edges are aligned to this many elements, so that up to 64 local ranks own equal shards.
@@ -120,6 +120,13 @@ pub fn cut(bytes: u64, dtype: DType, multiples: Multiples, config: &LayoutConfig
     })
 }
 
+/// The parts of a table: for each equal share of the servers one, as equal as whole shards allow.
+pub fn cut_table(spec: &TableSpec, multiples: Multiples) -> impl Iterator<Item = Span> {
+    let parts = multiples.shares.clamp(1, TableSpec::SHARDS.into());
+    let [parts, shard] = [parts, spec.shard_bytes()].map(|number| NonZeroU64::new(number).expect("at least 1"));
+    span::tile(shard.get() * u64::from(TableSpec::SHARDS), parts, shard)
+}
+
 /// The most aligned units of a part.
 fn units_max(dtype: DType, config: &LayoutConfig) -> u64 {
     (config.partition_bytes.min(PART_BYTES_MAX) / align(dtype)).max(1)
@@ -145,7 +152,8 @@ pub struct Item {
 /// them. Otherwise, in a convolutional network, each pair of normalisation parameters would have a part of its own.
 pub fn fuse(items: &[Item], config: &LayoutConfig) -> Vec<Vec<usize>> {
     // The blocks of a codec never hold elements of two tensors.
-    let can_share = |item: &Item| item.kind.codec().is_elementwise() && item.kind.is_cut();
+    let can_share =
+        |item: &Item| item.kind.codec().is_elementwise() && item.kind.is_cut() && item.kind.table().is_none();
     let is_small = |item: &Item| item.bytes > 0 && item.bytes <= config.fuse_bytes && can_share(item);
     let together: u64 = items.iter().filter(|item| is_small(item)).map(|item| item.bytes).sum();
     // A part that several tensors share has room for a few of the largest.

@@ -128,11 +128,13 @@ impl ReadyPart {
     /// The reduction, and this worker's weight in a weighted mean.
     ///
     /// # Panics
-    /// If it is a part of a parameter, which is not reduced.
+    /// If it is a part of a parameter or a table, which are not reduced.
     pub fn reduction(&self) -> (Op, f64) {
         match self.demand {
             Demand::Reduce { op, weight } => (op, weight),
-            Demand::Access { access, .. } => unreachable!("{access} of part {} reduces nothing", self.layout.part),
+            Demand::Access { .. } | Demand::Rows { .. } => {
+                unreachable!("{} of part {} reduces nothing", self.demand, self.layout.part)
+            }
         }
     }
 }
@@ -327,6 +329,12 @@ impl Registry {
     /// The tensor's declaration, if this worker declared it.
     pub fn spec_of(&self, key: TensorKey) -> Option<&TensorSpec> {
         self.tensors.get(&key).map(|tensor| &tensor.spec)
+    }
+
+    /// The parts of a tensor, in the order of their places in it; none if it has no layout.
+    pub fn parts_of(&self, key: TensorKey) -> impl Iterator<Item = &PartLayout> {
+        let of_tensor = PartId { key, index: 0 }..=PartId { key, index: u32::MAX };
+        self.parts.range(of_tensor).map(|(_, layout)| layout.as_ref())
     }
 
     /// Every known part.

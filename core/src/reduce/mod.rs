@@ -43,7 +43,7 @@ use std::ops::DerefMut;
 pub use kernels::Kernels;
 pub(crate) use kernels::Loops;
 pub use norm::clip_factor;
-pub use optimizer::{Counters, OptimizerState};
+pub use optimizer::{Counters, OptimizerState, RowRule, RowStep};
 
 use self::passes::Pass;
 use crate::types::{DType, Op};

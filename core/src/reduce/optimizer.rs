@@ -23,6 +23,7 @@ mod lion;
 mod matrix;
 mod muon;
 mod rmsprop;
+mod row;
 mod run;
 mod saved;
 mod schedule;
@@ -34,6 +35,7 @@ use matrix::WORKING_ROWS;
 use run::{ROWS_MAX, Real, Run};
 use terms::Terms;
 
+pub use row::{RowRule, RowStep};
 pub use saved::Counters;
 
 /// What a rule keeps of a part beside its value. A copy shares the numbers until one of the two changes.

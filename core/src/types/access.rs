@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::{Average, Mode, Op, Rule, Staleness, TensorKind, TensorSpec};
+use super::{Average, Mode, Op, RowAction, Rule, Staleness, TensorKind, TensorSpec};
 use crate::error::{Error, Result};
 
 /// What a worker asks of a tensor. Its kind must be able to do it.
@@ -23,6 +23,14 @@ pub enum Demand {
         /// rounds that this worker has finished, whose changes a value must have. In other modes, the global step that this worker knows of.
         /// 0 without a clock.
         clock_at: u64,
+    },
+    /// A use of rows of a table, for which nobody waits but this worker.
+    Rows {
+        /// What it does.
+        action: RowAction,
+        /// The steps of the training before it, as this worker counts them. Rules whose numbers follow the steps take the most that any worker
+        /// has said.
+        step: u64,
     },
 }
 
@@ -81,6 +89,7 @@ impl Demand {
                 check_use(tensor, access, rule, mode)?;
                 check_clock(tensor, access, mode, clock_at)
             }
+            (Self::Rows { .. }, TensorKind::Table { .. }) => Ok(()),
             (Self::Reduce { .. }, TensorKind::Parameter { .. }) => Err(Error::InvalidArgument {
                 what: format!("tensor {}: it is a parameter, and parameters are not reduced in rounds", tensor.name),
                 hint: "push to it and pull it, or reduce a tensor of another name".to_owned(),
@@ -88,6 +97,10 @@ impl Demand {
             (Self::Access { access, .. }, TensorKind::Sum { .. }) => Err(Error::InvalidArgument {
                 what: format!("tensor {}: {access} of a sum", tensor.name),
                 hint: "use the name of a parameter, or reduce the tensor".to_owned(),
+            }),
+            (Self::Rows { .. }, kind) | (_, kind @ TensorKind::Table { .. }) => Err(Error::InvalidArgument {
+                what: format!("tensor {}: {self} of a {kind}", tensor.name),
+                hint: "pull and push rows of tables alone, and nothing else of them".to_owned(),
             }),
         }
     }
@@ -101,15 +114,18 @@ impl Demand {
             (Self::Access { access, clock_at }, Self::Access { access: other, clock_at: of_other }) => {
                 access == other && clock_at == of_other
             }
-            (Self::Reduce { .. }, Self::Access { .. }) | (Self::Access { .. }, Self::Reduce { .. }) => false,
+            (Self::Rows { action, step }, Self::Rows { action: other, step: of_other }) => {
+                action == other && step == of_other
+            }
+            (Self::Reduce { .. } | Self::Access { .. } | Self::Rows { .. }, _) => false,
         }
     }
 
-    /// The reduction; `None` of a use of a parameter.
+    /// The reduction; `None` of a use of a parameter or a table.
     pub const fn op(self) -> Option<Op> {
         match self {
             Self::Reduce { op, .. } => Some(op),
-            Self::Access { .. } => None,
+            Self::Access { .. } | Self::Rows { .. } => None,
         }
     }
 
@@ -118,6 +134,7 @@ impl Demand {
         match self {
             Self::Reduce { .. } => true,
             Self::Access { access, .. } => access.sends(),
+            Self::Rows { action, .. } => action.sent_bytes(1, 1) > 0,
         }
     }
 
@@ -136,6 +153,7 @@ impl Demand {
         match self {
             Self::Reduce { .. } => true,
             Self::Access { access, .. } => access.receives(),
+            Self::Rows { action, .. } => action.got_bytes(1, 1) > 0,
         }
     }
 }
@@ -198,6 +216,7 @@ impl fmt::Display for Demand {
         match self {
             Self::Reduce { op, weight } => write!(f, "{op} with weight {weight}"),
             Self::Access { access, .. } => write!(f, "{access}"),
+            Self::Rows { action, .. } => write!(f, "{action}"),
         }
     }
 }

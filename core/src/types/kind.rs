@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::{CodecSpec, DType, Mode, Op, Participants, Rule, WorkerId};
+use super::{CodecSpec, DType, Mode, Op, Participants, Rule, TableSpec, WorkerId};
 use crate::error::{Claim, Error, Tensors};
 
 /// What a server does with the parts of a tensor. It is a part of the tensor's declaration and of its layout.
@@ -24,6 +24,11 @@ pub enum TensorKind {
         /// When changes are done.
         mode: Mode,
     },
+    /// It keeps rows by id. The shape of such a tensor is the number of its [shards](TableSpec::SHARDS), and the elements of a row.
+    Table {
+        /// What it does with rows.
+        spec: TableSpec,
+    },
 }
 
 impl TensorKind {
@@ -36,14 +41,14 @@ impl TensorKind {
     pub const fn codec(self) -> CodecSpec {
         match self {
             Self::Sum { codec } => codec,
-            Self::Parameter { .. } => CodecSpec::PLAIN,
+            Self::Parameter { .. } | Self::Table { .. } => CodecSpec::PLAIN,
         }
     }
 
-    /// The rule by which gradients change such a tensor.
+    /// The rule by which gradients change such a tensor as a whole.
     pub const fn rule(self) -> Option<Rule> {
         match self {
-            Self::Sum { .. } => None,
+            Self::Sum { .. } | Self::Table { .. } => None,
             Self::Parameter { rule, .. } => rule,
         }
     }
@@ -51,7 +56,7 @@ impl TensorKind {
     /// When changes of such a tensor are done.
     pub const fn mode(self) -> Mode {
         match self {
-            Self::Sum { .. } => Mode::ASYNC,
+            Self::Sum { .. } | Self::Table { .. } => Mode::ASYNC,
             Self::Parameter { mode, .. } => mode,
         }
     }
@@ -61,9 +66,17 @@ impl TensorKind {
         self.rule().is_none_or(|rule| !rule.optimizer().is_of_matrices())
     }
 
-    /// Whether it is a parameter.
-    pub const fn is_parameter(self) -> bool {
-        matches!(self, Self::Parameter { .. })
+    /// Whether servers keep it, as parameters and tables.
+    pub const fn is_kept(self) -> bool {
+        matches!(self, Self::Parameter { .. } | Self::Table { .. })
+    }
+
+    /// What servers do with its rows, if it is a table.
+    pub const fn table(self) -> Option<TableSpec> {
+        match self {
+            Self::Table { spec } => Some(spec),
+            Self::Sum { .. } | Self::Parameter { .. } => None,
+        }
     }
 }
 
@@ -74,6 +87,7 @@ impl fmt::Display for TensorKind {
             Self::Sum { codec } => write!(f, "sum as {codec}"),
             Self::Parameter { rule: None, .. } => f.write_str("parameter"),
             Self::Parameter { rule: Some(rule), .. } => write!(f, "parameter by {rule}"),
+            Self::Table { spec } => write!(f, "table by {spec}"),
         }
     }
 }
@@ -151,10 +165,13 @@ impl Declared<'_> {
                     false => return differs("mode", &one, &other),
                 }
             }
+            (TensorKind::Table { spec: one }, TensorKind::Table { spec: other }) if one != other => {
+                return differs("table", &one, &other);
+            }
             (TensorKind::Sum { .. }, TensorKind::Sum { .. })
-            | (TensorKind::Parameter { .. }, TensorKind::Parameter { .. }) => {}
-            (TensorKind::Sum { .. }, TensorKind::Parameter { .. })
-            | (TensorKind::Parameter { .. }, TensorKind::Sum { .. }) => {
+            | (TensorKind::Parameter { .. }, TensorKind::Parameter { .. })
+            | (TensorKind::Table { .. }, TensorKind::Table { .. }) => {}
+            (TensorKind::Sum { .. } | TensorKind::Parameter { .. } | TensorKind::Table { .. }, _) => {
                 return differs("kind", &self.kind, &second.kind);
             }
         }
@@ -231,6 +248,9 @@ mod tests {
             assert_eq!((found.field, [&*found.first, &*found.second]), ("rule", said));
         }
         assert_eq!(fast.declared().difference(&by("sgd:lr=0.1").declared()), None);
+        let table = |spec: &str| TensorSpec::table("w", spec.parse().unwrap());
+        let found = table("sgd;dim=2").declared().difference(&table("sgd;dim=2,seed=1").declared()).unwrap();
+        assert_eq!((found.field, &*found.first, &*found.second), ("table", "sgd;dim=2", "sgd;dim=2,seed=1"));
         let [one, other] = ["sync", "k_of_n:k=2"].map(|mode| mode.parse::<Mode>().unwrap().with_clock(ClockKey(1)));
         let in_mode = |mode: Mode| by("sgd").with_mode(mode);
         let told = |one: Mode, other: Mode| {

@@ -4,8 +4,8 @@
 use std::fmt;
 
 use super::{
-    CodecChoice, CodecSpec, DType, Declared, Extent, Mode, PartId, Participants, Rule, ServerId, Span, TensorKey,
-    TensorKind,
+    CodecChoice, CodecSpec, DType, Declared, Extent, Mode, PartId, Participants, Rule, ServerId, Shards, Span,
+    TableSpec, TensorKey, TensorKind,
 };
 use crate::error::Result;
 
@@ -68,6 +68,12 @@ impl TensorSpec {
         Self { kind: TensorKind::Parameter { rule: self.kind.rule(), mode }, ..self }
     }
 
+    /// A table: rows of f32 that servers keep by id.
+    pub fn table(name: impl Into<String>, spec: TableSpec) -> Self {
+        let shape = vec![u64::from(TableSpec::SHARDS), spec.dim];
+        Self { kind: TensorKind::Table { spec }, ..Self::new(name, DType::F32, shape) }
+    }
+
     /// What is compared with the declarations of other workers.
     pub fn declared(&self) -> Declared<'_> {
         let (name, extent) = (Some(self.name.as_str()), Extent::Shape(&self.shape));
@@ -120,6 +126,13 @@ impl PartLayout {
     /// Elements of all pieces.
     pub fn elements(&self) -> u64 {
         self.bytes() / self.dtype.bytes()
+    }
+
+    /// Of a part of a table: what is done with its rows, and its shards. `None` of other parts.
+    pub fn rows(&self) -> Option<(TableSpec, Shards)> {
+        let (spec, [piece]) = (self.kind.table()?, self.pieces.as_slice()) else { return None };
+        let shards = |bytes: u64| u32::try_from(bytes / spec.shard_bytes()).expect("as many as a table has");
+        Some((spec, Shards { first: shards(piece.span.offset), count: shards(piece.span.bytes) }))
     }
 
     /// All of it in one line, for people. `name` says how the line calls a tensor.

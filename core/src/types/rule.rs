@@ -134,6 +134,11 @@ impl Rule {
         self.setting(average.name()) > 0.0
     }
 
+    /// Whether it keeps any average.
+    pub fn keeps_average(&self) -> bool {
+        self.keeps(Average::Ema) || self.keeps(Average::Window)
+    }
+
     /// Whether it can change elements of this type: floats.
     pub const fn changes(&self, dtype: DType) -> bool {
         dtype.is_float()

@@ -1,7 +1,7 @@
 //! The headers that open each direction of an exchange, as an enum. Each variant holds only the fields that it uses.
 //!
 //! A header says first which service it is for, how long it is and how long its body is. The rest belongs to the service: [`sum`] has the
-//! headers of the dense sum, [`parameter`] those of parameters. So a server can refuse one exchange of a service that it does not have, and keep the link. [`bytes`] writes and
+//! headers of the dense sum, [`parameter`] those of parameters, [`table`] those of tables. So a server can refuse one exchange of a service that it does not have, and keep the link. [`bytes`] writes and
 //! reads them; the doc of the parent module shows the layout.
 
 use crate::error::{Error, Result};
@@ -10,11 +10,13 @@ mod about;
 mod bytes;
 mod parameter;
 mod sum;
+mod table;
 
 pub use about::{About, Service};
 pub use bytes::HeaderReader;
 pub use parameter::{Sent, Use, Value};
 pub use sum::{Body, Contribute, Contribution, Contributors, Restore, Sum, Target, Withdraw};
+pub use table::{Rows, RowsAnswer};
 
 /// Bytes of the front of a header. Every header has so many; some have more behind it.
 pub const HEADER_BYTES: usize = 64;
@@ -37,6 +39,10 @@ pub enum Header {
     Use(Use),
     /// Server to worker: the answer to it.
     Value(Value),
+    /// Worker to server: a use of rows of a table.
+    Rows(Rows),
+    /// Server to worker: the answer to it.
+    RowsAnswer(RowsAnswer),
     /// Server to worker, of any service; an encoded error follows.
     Reject(Reject),
     /// Of a service that this version does not have.
@@ -54,6 +60,8 @@ pub enum Request {
     Restore(Restore),
     /// A use of a parameter.
     Use(Use),
+    /// A use of rows of a table.
+    Rows(Rows),
     /// For a service that this version does not have. Nothing is known of what follows.
     Unknown(About),
 }
@@ -74,6 +82,8 @@ pub enum Response {
     Sum(Sum),
     /// The value of a parameter follows, if it was asked for.
     Value(Value),
+    /// Rows of a table, or counts, follow, if they were asked for.
+    Rows(RowsAnswer),
 }
 
 /// The server does not do what was asked. An encoded error with the reason follows.
@@ -95,6 +105,8 @@ impl Header {
             Self::Sum(header) => header.target.about(),
             Self::Use(header) => header.about(),
             Self::Value(header) => header.about(),
+            Self::Rows(header) => header.about(),
+            Self::RowsAnswer(header) => header.about(),
             Self::Reject(header) => header.about,
             Self::Unknown(about) => *about,
         }
@@ -110,6 +122,7 @@ impl Header {
             Self::Withdraw(header) => Ok(Request::Withdraw(header)),
             Self::Restore(header) => Ok(Request::Restore(header)),
             Self::Use(header) => Ok(Request::Use(header)),
+            Self::Rows(header) => Ok(Request::Rows(header)),
             Self::Unknown(about) => Ok(Request::Unknown(about)),
             // Whatever such a service means by it.
             Self::Reject(Reject { about: about @ About { service: Service::Unknown(_), .. }, .. }) => {
@@ -117,6 +130,7 @@ impl Header {
             }
             Self::Sum(_) => Err(bad_kind("is a sum where a request was due", peer)),
             Self::Value(_) => Err(bad_kind("is a value where a request was due", peer)),
+            Self::RowsAnswer(_) => Err(bad_kind("is an answer with rows where a request was due", peer)),
             Self::Reject(_) => Err(bad_kind("is a reject where a request was due", peer)),
         }
     }
@@ -129,11 +143,13 @@ impl Header {
         match self {
             Self::Sum(header) => Ok(Reply::Response(Response::Sum(header))),
             Self::Value(header) => Ok(Reply::Response(Response::Value(header))),
+            Self::RowsAnswer(header) => Ok(Reply::Response(Response::Rows(header))),
             Self::Reject(header) => Ok(Reply::Reject(header)),
             Self::Contribute(_) => Err(bad_kind("is a contribution where an answer was due", peer)),
             Self::Withdraw(_) => Err(bad_kind("is a withdrawal where an answer was due", peer)),
             Self::Restore(_) => Err(bad_kind("restores a sum where an answer was due", peer)),
             Self::Use(_) => Err(bad_kind("is a use of a parameter where an answer was due", peer)),
+            Self::Rows(_) => Err(bad_kind("is a use of rows where an answer was due", peer)),
             Self::Unknown(_) => Err(bad_kind("is of a service for which nobody asked", peer)),
         }
     }
@@ -151,6 +167,7 @@ impl Request {
             Self::Withdraw(header) => header.target.about(),
             Self::Restore(header) => header.target.about(),
             Self::Use(header) => header.about(),
+            Self::Rows(header) => header.about(),
             Self::Unknown(about) => *about,
         }
     }
@@ -162,6 +179,7 @@ impl Request {
             Self::Withdraw(header) => Some(header.target),
             Self::Restore(header) => Some(header.target),
             Self::Use(header) => Some(header.target),
+            Self::Rows(header) => Some(header.target),
             Self::Unknown(_) => None,
         }
     }
@@ -173,6 +191,7 @@ impl Request {
             Self::Withdraw(header) => header.error_bytes,
             Self::Restore(header) => header.body.bytes,
             Self::Use(header) => header.body_bytes(),
+            Self::Rows(header) => header.body_bytes(),
             Self::Unknown(_) => 0,
         }
     }
@@ -183,7 +202,7 @@ impl Request {
             Self::Contribute(header) => header.part_bytes,
             Self::Use(header) => header.part_bytes,
             Self::Restore(header) => header.part_bytes,
-            Self::Withdraw(_) | Self::Unknown(_) => 0,
+            Self::Withdraw(_) | Self::Rows(_) | Self::Unknown(_) => 0,
         }
     }
 
@@ -193,6 +212,7 @@ impl Request {
         match self {
             Self::Contribute(header) => header.urgency,
             Self::Use(header) => header.urgency,
+            Self::Rows(header) => header.urgency,
             Self::Withdraw(_) | Self::Restore(_) => URGENCY_MAX,
             Self::Unknown(_) => 0,
         }
@@ -205,6 +225,7 @@ impl Response {
         match self {
             Self::Sum(header) => header.target,
             Self::Value(header) => header.target,
+            Self::Rows(header) => header.target,
         }
     }
 
@@ -213,6 +234,7 @@ impl Response {
         match self {
             Self::Sum(header) => header.body.bytes,
             Self::Value(header) => header.part_bytes,
+            Self::Rows(header) => header.body_bytes,
         }
     }
 
@@ -221,6 +243,7 @@ impl Response {
         match self {
             Self::Sum(header) => header.checksum,
             Self::Value(header) => header.checksum,
+            Self::Rows(header) => header.checksum,
         }
     }
 
@@ -233,7 +256,7 @@ impl Response {
     pub fn is_early(&self) -> bool {
         match self {
             Self::Sum(header) => header.early,
-            Self::Value(_) => false,
+            Self::Value(_) | Self::Rows(_) => false,
         }
     }
 }
@@ -263,6 +286,7 @@ impl From<Request> for Header {
             Request::Withdraw(header) => Self::Withdraw(header),
             Request::Restore(header) => Self::Restore(header),
             Request::Use(header) => Self::Use(header),
+            Request::Rows(header) => Self::Rows(header),
             Request::Unknown(about) => Self::Unknown(about),
         }
     }
@@ -273,6 +297,7 @@ impl From<Reply> for Header {
         match reply {
             Reply::Response(Response::Sum(header)) => Self::Sum(header),
             Reply::Response(Response::Value(header)) => Self::Value(header),
+            Reply::Response(Response::Rows(header)) => Self::RowsAnswer(header),
             Reply::Reject(header) => Self::Reject(header),
         }
     }
@@ -287,5 +312,11 @@ impl From<Sum> for Response {
 impl From<Value> for Response {
     fn from(value: Value) -> Self {
         Self::Value(value)
+    }
+}
+
+impl From<RowsAnswer> for Response {
+    fn from(answer: RowsAnswer) -> Self {
+        Self::Rows(answer)
     }
 }

@@ -133,8 +133,10 @@ pub struct Piece {
     pub submission: u64,
     /// Which of its tensors.
     pub tensor: usize,
-    /// Which of the tensor's bytes.
+    /// Which of the bytes that the caller gives.
     pub span: Span,
+    /// Which of the bytes that come back.
+    pub into: Span,
 }
 
 /// A user of a task's memory that can be asked to release it. A copy of a device is not asked, because it ends soon.

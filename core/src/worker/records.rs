@@ -1,6 +1,7 @@
 //! The records that the worker keeps of submissions and tasks, and the facts that it gets about tensors.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::command::Held;
@@ -12,7 +13,7 @@ use crate::pipeline::Route;
 use crate::pipeline::registry::ReadyPart;
 use crate::sched::{GroupId, TaskId};
 use crate::types::{
-    CodecSpec, Defect, Demand, DeviceKind, Effect, InCopies, Priority, TensorKey, Time, WorkerSet, planted,
+    CodecSpec, Defect, Demand, DeviceKind, Effect, InCopies, Priority, RowsCut, TensorKey, Time, WorkerSet, planted,
 };
 use crate::wire::Body;
 
@@ -26,7 +27,7 @@ pub struct Terms {
 }
 
 /// A tensor whose memory the caller lends.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Tensor {
     /// Its key.
     pub key: TensorKey,
@@ -40,6 +41,8 @@ pub struct Tensor {
     pub in_place: bool,
     /// How urgent it is.
     pub priority: Priority,
+    /// Of a table: what goes to each of its parts, in their order. `None` of tensors whose parts have their places in its memory.
+    pub cuts: Option<Arc<[RowsCut]>>,
 }
 
 /// A batch that was accepted.
@@ -212,6 +215,8 @@ pub(super) struct Record {
     pub(super) abandoned: bool,
     /// What the task does, if no submission waits for it.
     pub(super) errand: Option<Errand>,
+    /// Of a part of a table: what its use sends there, and what comes back.
+    pub(super) rows: Option<RowsCut>,
 }
 
 /// What a task does for other workers alone.
@@ -224,6 +229,14 @@ pub(super) enum Errand {
 }
 
 impl Record {
+    /// Makes it a use of rows.
+    pub(super) fn note_rows(&mut self, rows: Option<RowsCut>) {
+        if let Some(RowsCut { sent, got, .. }) = rows {
+            self.body.bytes = sent.bytes.max(got.bytes);
+        }
+        self.rows = rows;
+    }
+
     /// A task at its start: nothing of it is under way.
     pub(super) fn new(part: ReadyPart, memory: DeviceKind, coding: Option<Coding>, priority: Priority) -> Self {
         Self {
@@ -242,6 +255,7 @@ impl Record {
             due: None,
             abandoned: false,
             errand: None,
+            rows: None,
         }
     }
 }

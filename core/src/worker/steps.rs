@@ -285,6 +285,9 @@ impl Worker {
         if let Demand::Access { access, clock_at } = part.demand {
             return Request::Use(self.use_header(task, access, clock_at));
         }
+        if let Demand::Rows { action, step } = part.demand {
+            return Request::Rows(self.rows_header(task, action, step));
+        }
         let ((op, weight), participants) = (part.reduction(), part.participants.clone());
         let weight = match (op, coding) {
             // The server undoes the division that kept the contribution in the range of its wire form.
@@ -408,7 +411,7 @@ impl Worker {
         let formation = self.here();
         match demand {
             _ if planted(self.settings.scheduler.defect, Defect::HolderStagesNothing) => false,
-            Demand::Access { access, .. } => access.sends(),
+            Demand::Access { .. } | Demand::Rows { .. } => demand.sends(),
             Demand::Reduce { op: Op::Broadcast { root }, .. } if participants.is_everybody() => {
                 formation.machines.holder(layout.part, layout.dtype, *root) == formation.rank
             }

@@ -21,9 +21,7 @@ use crate::error::{Error, Result};
 use crate::pipeline::registry::{Lookup, ReadyPart, Submitted, Unit, Whole};
 use crate::pipeline::{Duty, Route};
 use crate::sched::{GroupId, TaskId, TaskSpec};
-use crate::types::{
-    Defect, Demand, DeviceKind, InCopies, PartLayout, Priority, Round, TensorKey, TensorSpec, Time, planted,
-};
+use crate::types::{Defect, DeviceKind, InCopies, PartLayout, Priority, Round, TensorKey, TensorSpec, Time, planted};
 
 impl Worker {
     /// Notes that these tensors are wanted, and asks for the layout of those that are not known. Returns the request whose answer brings
@@ -150,10 +148,15 @@ impl Worker {
         // A submission that brings all pieces has its tensors in piece order. Any other submission has one tensor and brings one piece.
         let is_whole = tickets.len() == 1;
         let is_mixed = planted(self.settings.scheduler.defect, Defect::BatchMemoryMixed);
-        let of = move |(position, piece): (usize, &crate::types::Piece)| match is_whole {
-            true if is_mixed => Piece { submission: tickets[0], tensor: 0, span: piece.span },
-            true => Piece { submission: tickets[0], tensor: position, span: piece.span },
-            false => Piece { submission: tickets[position], tensor: 0, span: piece.span },
+        let rows = self.record(task).rows;
+        let of = move |(position, piece): (usize, &crate::types::Piece)| {
+            let (submission, tensor) = match is_whole {
+                true if is_mixed => (tickets[0], 0),
+                true => (tickets[0], position),
+                false => (tickets[position], 0),
+            };
+            let (span, into) = rows.map_or((piece.span, piece.span), |rows| (rows.sent, rows.got));
+            Piece { submission, tensor, span, into }
         };
         layout.pieces.iter().enumerate().map(of)
     }
@@ -178,12 +181,15 @@ impl Worker {
 
     /// Connects to the servers, if `spec` is the first parameter of a worker that needs no server for its sums.
     fn reach_servers(&mut self, now: Time, spec: &TensorSpec) -> Result<()> {
-        if !spec.kind.is_parameter() || self.uses_parameters || self.ended.is_some() {
+        if !spec.kind.is_kept() || self.uses_parameters || self.ended.is_some() {
             return Ok(());
         }
         if self.here().servers.is_empty() {
             return Err(Error::FailedPrecondition {
-                what: format!("tensor {}: it is a parameter, and this job has no server that could keep it", spec.name),
+                what: format!(
+                    "tensor {}: it is a {}, and this job has no server that could keep it",
+                    spec.name, spec.kind
+                ),
                 hint: "start the job with servers, such as by `gradlane run -s 1`".to_owned(),
             });
         }
@@ -216,6 +222,8 @@ impl Worker {
     }
 
     fn take_one(&mut self, now: Time, tensor: Tensor, terms: Terms, known: Result<Lookup>) -> u64 {
+        let key = tensor.key;
+        let known = known.and_then(|lookup| self.check_cuts(&tensor).map(|()| lookup));
         let id = self.take_in(now, Tensors::One(tensor), terms);
         if let Some(error) = self.ended.clone() {
             self.resolve(id, Err(error));
@@ -224,7 +232,7 @@ impl Worker {
         match known {
             Err(error) => self.resolve(id, Err(error)),
             Ok(Lookup::Ready) => self.begin(now, id),
-            Ok(Lookup::Declaring | Lookup::Unknown) => self.park(id, tensor.key),
+            Ok(Lookup::Declaring | Lookup::Unknown) => self.park(id, key),
         }
         id
     }
@@ -284,7 +292,7 @@ impl Worker {
     fn enqueue(&mut self, now: Time, part: ReadyPart) {
         let mut groups = Vec::with_capacity(part.tickets.len());
         let mut priority = Priority(i32::MIN);
-        let (mut device, mut position, mut elsewhere) = (None, 0, None);
+        let (mut device, mut position, mut elsewhere, mut rows) = (None, 0, None, None);
         let (mut in_copies, mut in_place) = (InCopies::EncodeAndDecode, false);
         for id in &part.tickets {
             // A submission stays until its group resolves. A group resolves only when its shares are done or no task holds its memory.
@@ -294,6 +302,8 @@ impl Worker {
             groups.push(submission.group.expect("a submission whose part is ready opened a group"));
             priority = priority.max(submission.priority);
             for tensor in submission.tensors.as_slice() {
+                rows =
+                    tensor.cuts.as_ref().and_then(|cuts| cuts.iter().find(|cut| cut.part == part.layout.part).copied());
                 if *device.get_or_insert(tensor.device) != tensor.device {
                     elsewhere.get_or_insert(position);
                 }
@@ -313,6 +323,7 @@ impl Worker {
         }
         let mut record = Record::new(part, memory, plan.coding, priority);
         plan.note_in(&mut record);
+        record.note_rows(rows);
         let spec = TaskSpec {
             part: record.part.layout.part,
             server: self.server_of(record.part.layout.part, record.part.layout.server),
@@ -390,8 +401,8 @@ impl Worker {
     pub(super) fn duty(&self, part: &ReadyPart, memory: DeviceKind) -> Duty {
         let formation = self.here();
         let (machines, rank, participants) = (&formation.machines, formation.rank, &part.participants);
-        if let Demand::Access { access, .. } = part.demand {
-            return Duty::Client { receives: access.receives() };
+        if part.layout.kind.is_kept() {
+            return Duty::Client { receives: part.demand.receives() };
         }
         let (part, dtype) = (part.layout.part, part.layout.dtype);
         if !participants.is_everybody() {

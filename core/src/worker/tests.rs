@@ -38,7 +38,8 @@ fn a_tensor_is_declared_pushed_pulled_and_resolved() {
     world.declared(request, &tensors);
     assert_eq!(world.carried.len(), 1);
     let pieces: Vec<Piece> = world.worker.pieces(world.carried[0]).collect();
-    assert_eq!(pieces, [Piece { submission: id, tensor: 0, span: crate::types::Span { offset: 0, bytes: 16 } }]);
+    let span = crate::types::Span { offset: 0, bytes: 16 };
+    assert_eq!(pieces, [Piece { submission: id, tensor: 0, span, into: span }]);
     let step = world.worker.take(world.now, Stage::Push).unwrap();
     let Action::Push { link: LinkId(7), header: Request::Contribute(header), .. } = &step.action else {
         panic!("{step:?}")
@@ -695,7 +696,8 @@ fn spec(name: &str) -> TensorSpec {
 }
 
 fn tensor(spec: &TensorSpec, device: Option<Ordinal>) -> Tensor {
-    Tensor { key: spec.key(), bytes: 16, device, in_copies: InCopies::Nothing, in_place: true, priority: Priority(0) }
+    let (in_copies, priority) = (InCopies::Nothing, Priority(0));
+    Tensor { key: spec.key(), bytes: 16, device, in_copies, in_place: true, priority, cuts: None }
 }
 
 fn resolved(submission: u64, outcome: Result<()>) -> Command {

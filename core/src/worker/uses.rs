@@ -1,10 +1,13 @@
-//! Uses of parameters: what their headers say, and what they have come to.
+//! Uses of parameters and tables: what their headers say, and what they have come to.
 
 use super::machine::Worker;
-use super::records::Record;
+use super::records::{Record, Tensor};
+use crate::error::{Error, Result};
 use crate::sched::{Attempt, Task, TaskId};
-use crate::types::{Access, Defect, Effect, KeyPart, PartLayout, Round, planted};
-use crate::wire::{Sent, Target, Use};
+use crate::types::{
+    Access, Defect, Effect, KeyPart, PartId, PartLayout, Round, RowAction, Shards, TensorSpec, planted,
+};
+use crate::wire::{Rows, Sent, Target, Use};
 
 impl Worker {
     /// The header that opens the exchange of a use.
@@ -32,6 +35,44 @@ impl Worker {
             key: if access.is_handled() { self.key_of(&part.layout) } else { None },
             sent,
         }
+    }
+
+    /// The header that opens the exchange of a use of rows.
+    ///
+    /// # Panics
+    /// If the part is none of a table.
+    pub(super) fn rows_header(&self, task: &Task, action: RowAction, step: u64) -> Rows {
+        let Record { part, priority, rows, .. } = self.record(task.id);
+        let (spec, shards) = part.layout.rows().expect("a use of rows is of a table");
+        let ids = rows.expect("a use of a table is cut for its parts").ids;
+        let target = Target { epoch: self.here().epoch(), part: task.part, round: task.round };
+        Rows { target, action, urgency: self.urgency(*priority), spec, shards, step, ids, checksum: None }
+    }
+
+    /// The parts of a table with their shards, in the order of their places; none if it is not known yet.
+    ///
+    /// # Errors
+    /// As [`declare`](Self::declare).
+    pub fn parts_of_table(&self, spec: &TensorSpec) -> Result<Vec<(PartId, Shards)>> {
+        if let Some(error) = &self.ended {
+            return Err(error.clone());
+        }
+        self.registry.lookup(spec)?;
+        let parts = self.registry.parts_of(spec.key());
+        Ok(parts.filter_map(|layout| layout.rows().map(|(_, shards)| (layout.part, shards))).collect())
+    }
+
+    /// Refuses a use of a table that was cut for other parts than it has.
+    pub(super) fn check_cuts(&self, tensor: &Tensor) -> Result<()> {
+        let Some(cuts) = &tensor.cuts else { return Ok(()) };
+        let parts = self.registry.parts_of(tensor.key).map(|layout| layout.part);
+        if cuts.iter().map(|cut| cut.part).eq(parts) {
+            return Ok(());
+        }
+        Err(Error::FailedPrecondition {
+            what: "the table was undeclared, and perhaps declared again, while this use of it began".to_owned(),
+            hint: "undeclare a table when nobody uses it".to_owned(),
+        })
     }
 
     /// The place of a part in the value of a key; `None` if it is no part of a key. A parameter shares its parts with no other.

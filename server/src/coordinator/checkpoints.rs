@@ -148,6 +148,8 @@ pub(super) struct Turn {
 pub(super) struct Parameters {
     pub(super) tensors: Vec<TensorSpec>,
     pub(super) parts: Vec<PartLayout>,
+    /// The name of a table, if the job has one. A checkpoint could not be complete then.
+    pub(super) table: Option<String>,
 }
 
 impl Checkpoints {
@@ -166,7 +168,7 @@ impl Checkpoints {
         if let Some(answer) = again {
             return Turn::answer(answer.clone());
         }
-        if let Some(error) = self.refusal(&parameters) {
+        if let Some(error) = self.refusal(&ask, &parameters) {
             return Turn::answer(Answer { asker, request, outcome: Err(error) });
         }
         // Later than those of a coordinator that led this job before.
@@ -178,7 +180,7 @@ impl Checkpoints {
                 (DiskTask::Find { path: path.clone(), checkpoint: *checkpoint, if_any: *if_any }, *wait)
             }
         };
-        let Parameters { tensors, parts } = parameters;
+        let Parameters { tensors, parts, table: _ } = parameters;
         self.open = Some(Open {
             number,
             asker,
@@ -197,7 +199,14 @@ impl Checkpoints {
         Turn { disk: Some(Disk { number, task }), ..Turn::default() }
     }
 
-    fn refusal(&self, parameters: &Parameters) -> Option<Error> {
+    fn refusal(&self, ask: &CheckpointAsk, parameters: &Parameters) -> Option<Error> {
+        if let (CheckpointAsk::Save(_), Some(table)) = (ask, &parameters.table) {
+            return Some(Error::FailedPrecondition {
+                what: format!("the job has the table {table}, and checkpoints have parameters alone"),
+                hint: "look up the rows that you need and save them yourself; undeclare the table to save parameters"
+                    .to_owned(),
+            });
+        }
         if let Some(open) = &self.open {
             return Some(Error::FailedPrecondition {
                 what: format!("{} is {}", open.asker, open.described()),

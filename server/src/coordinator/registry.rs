@@ -66,16 +66,19 @@ impl Registry {
 
     /// Whether servers keep the value of a tensor.
     pub(super) fn has_parameters(&self) -> bool {
-        self.tensors.values().any(|entry| entry.spec.kind.is_parameter())
+        self.tensors.values().any(|entry| entry.spec.kind.is_kept())
     }
 
-    /// The tensors that servers keep, but for those that failed, and their parts.
+    /// The parameters, but for those that failed, and their parts.
     pub(super) fn parameters(&self) -> Parameters {
-        let kept = self.tensors.values().filter(|entry| entry.spec.kind.is_parameter() && entry.failed.is_none());
+        let is_parameter = |spec: &TensorSpec| matches!(spec.kind, TensorKind::Parameter { .. });
+        let kept = self.tensors.values().filter(|entry| is_parameter(&entry.spec) && entry.failed.is_none());
         let tensors: Vec<TensorSpec> = kept.map(|entry| entry.spec.clone()).collect();
         let parts = tensors.iter().flat_map(|tensor| self.layouter.parts_of(tensor.key()));
         let parts: BTreeMap<PartId, PartLayout> = parts.map(|layout| (layout.part, layout.clone())).collect();
-        Parameters { tensors, parts: parts.into_values().collect() }
+        let table = self.tensors.values().find(|entry| entry.spec.kind.table().is_some());
+        let table = table.map(|entry| entry.spec.name.clone());
+        Parameters { tensors, parts: parts.into_values().collect(), table }
     }
 
     /// The tensors and the server of each part.
@@ -287,7 +290,7 @@ impl Entry {
     fn is_released_by(&self, workers: &WorkerSet) -> bool {
         let takes_part = |worker| match self.spec.kind {
             TensorKind::Sum { .. } => self.spec.participants.contains(worker),
-            TensorKind::Parameter { .. } => self.users.contains(worker),
+            TensorKind::Parameter { .. } | TensorKind::Table { .. } => self.users.contains(worker),
         };
         workers.iter().all(|worker| !takes_part(worker) || self.released.contains(worker))
     }

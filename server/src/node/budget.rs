@@ -115,6 +115,12 @@ impl Budget {
         }
     }
 
+    /// What was booked as `before` takes `after` now. More was booked for that in advance, if it is more.
+    pub(super) fn rebook(&mut self, before: u64, after: u64) {
+        self.booked += after;
+        self.give_back(before);
+    }
+
     pub(super) fn booked(&self) -> u64 {
         self.booked
     }

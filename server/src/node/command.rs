@@ -9,9 +9,11 @@ use gradlane_core::wire::{About, Body, Sum};
 
 mod archive;
 mod parameter;
+mod table;
 
 pub use self::archive::{Archive, Archived, Errand};
 pub use self::parameter::{Change, KeyUse, ValueStep, ValueUpload};
+pub use self::table::{AskedRows, RowsStep, Served};
 
 /// The sum of one round of one part, from its first byte to its last reader.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -107,6 +109,13 @@ pub enum Work {
         /// What to do.
         step: ValueStep,
     },
+    /// Of a table.
+    Table {
+        /// The part.
+        part: PartId,
+        /// What to do.
+        step: RowsStep,
+    },
 }
 
 impl Work {
@@ -114,7 +123,7 @@ impl Work {
     pub fn part(&self) -> PartId {
         match self {
             Self::Sum { slot, .. } => slot.part,
-            Self::Parameter { part, .. } => *part,
+            Self::Parameter { part, .. } | Self::Table { part, .. } => *part,
         }
     }
 
@@ -126,6 +135,9 @@ impl Work {
             }
             Self::Parameter { part, step: ValueStep::Receive { exchange, .. } } => {
                 Some((*exchange, Route::Parameter { part: *part }))
+            }
+            Self::Table { part, step: RowsStep::Serve { exchange, asked } } if asked.header.body_bytes() > 0 => {
+                Some((*exchange, Route::Table { part: *part }))
             }
             Self::Sum {
                 step:
@@ -151,7 +163,8 @@ impl Work {
                     | ValueStep::Unread
                     | ValueStep::Drop,
                 ..
-            } => None,
+            }
+            | Self::Table { .. } => None,
         }
     }
 
@@ -186,7 +199,8 @@ impl Work {
                     | ValueStep::Unread
                     | ValueStep::Drop,
                 ..
-            } => None,
+            }
+            | Self::Table { .. } => None,
         }
     }
 }
@@ -206,6 +220,11 @@ pub enum Route {
         /// Which part of it.
         part: PartId,
     },
+    /// To a table.
+    Table {
+        /// Which part of it.
+        part: PartId,
+    },
 }
 
 impl Route {
@@ -213,7 +232,7 @@ impl Route {
     pub fn part(&self) -> PartId {
         match self {
             Self::Sum { slot, .. } => slot.part,
-            Self::Parameter { part } => *part,
+            Self::Parameter { part } | Self::Table { part } => *part,
         }
     }
 }

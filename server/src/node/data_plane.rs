@@ -326,6 +326,7 @@ impl DataPlane {
         self.change(|node, now| match told {
             Told::Receipt { route, exchange, receipt } => node.handle_receipt(now, route, exchange, receipt),
             Told::Squares { part, round, sum } => node.handle_squares(part, round, sum),
+            Told::Served(served) => node.handle_served(&served),
         });
     }
 

@@ -4,7 +4,7 @@ use gradlane_core::transport::Outgoing;
 use gradlane_core::types::{ExchangeId, PartId};
 
 use crate::checkpoint::FrozenPart;
-use crate::node::command::{Receipt, Route};
+use crate::node::command::{Receipt, Route, Served};
 
 /// A result of a step or of received bytes.
 #[derive(Debug)]
@@ -29,6 +29,8 @@ pub enum Event {
         /// Its state. `None` if a defect has lost it.
         frozen: Option<FrozenPart>,
     },
+    /// Report to the node that a use of a table is over.
+    Served(Served),
     /// Report the squares of a round's gradient to the node.
     Squares {
         /// The part.

@@ -27,7 +27,7 @@ use gradlane_core::types::{ExchangeId, PartId};
 use crate::checkpoint::FrozenPart;
 use crate::handle::Handle;
 use crate::node::accumulator::SumResources;
-use crate::node::command::{Receipt, Route, Work};
+use crate::node::command::{Receipt, Route, Served, Work};
 use crate::node::event::Event;
 use crate::node::store::Store;
 
@@ -66,12 +66,14 @@ pub(crate) enum Job {
 }
 
 /// What a lane tells the driver, for the node.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) enum Told {
     /// What became of a body.
     Receipt { route: Route, exchange: ExchangeId, receipt: Receipt },
     /// The squares of a round's gradient.
     Squares { part: PartId, round: u64, sum: f64 },
+    /// A use of a table is over.
+    Served(Served),
 }
 
 /// The outputs of the lanes. None of the functions blocks for long; `tell` may submit further jobs about the same part, `send` may not.
@@ -243,6 +245,7 @@ impl Lane {
                 }
                 Event::Receipt { route, exchange, receipt } => told.push(Told::Receipt { route, exchange, receipt }),
                 Event::Squares { part, round, sum } => told.push(Told::Squares { part, round, sum }),
+                Event::Served(served) => told.push(Told::Served(served)),
                 Event::Frozen { order, part, frozen } => (self.outlets.archive)(order, part, frozen),
             };
             // A panic is a defect. It must end only the work of this lane, not the thread that works here.

@@ -13,7 +13,8 @@
 //!    [`handle_timeout`](Node::handle_timeout) when [`poll_timeout`](Node::poll_timeout) says so.
 //! 3. [`Command::Step`] is a step for the [`Store`](super::store::Store), which the driver may spread over threads. The steps of one part keep
 //!    their order; steps of different parts may overlap. Report every receipt that comes of them with
-//!    [`handle_receipt`](Node::handle_receipt), and squares with [`handle_squares`](Node::handle_squares).
+//!    [`handle_receipt`](Node::handle_receipt), squares with [`handle_squares`](Node::handle_squares), and uses of tables that are over with
+//!    [`handle_served`](Node::handle_served).
 //! 4. Keep a table of routes. A step that [receives](super::command::Work::receives) adds one, [`Command::Unroute`] removes it. Bytes of an
 //!    exchange with a route go straight to the store, so that no chunk of a body passes this machine. Bytes of an exchange without a route
 //!    go to [`handle_body`](Node::handle_body): they are few, because only withdrawals come this way.
@@ -42,7 +43,7 @@ use gradlane_core::wire::frame::Progress;
 use gradlane_core::wire::{About, Request, Withdraw};
 
 use super::budget::Budget;
-use super::command::{Archived, Command, Receipt, Route};
+use super::command::{Archived, Command, Receipt, Route, Served};
 use super::config::NodeConfig;
 use super::life::{ServerState, Turn};
 use super::membership::{Membership, Sender, Succession, not_yet, rejection};
@@ -180,6 +181,11 @@ impl Node {
     /// The store says what became of a body, whose latest bytes `exchange` brought along `route`.
     pub fn handle_receipt(&mut self, now: Time, route: Route, exchange: ExchangeId, receipt: Receipt) {
         self.services.handle_receipt(now, route, exchange, receipt, &mut self.budget);
+    }
+
+    /// The store is done with a use of a table.
+    pub fn handle_served(&mut self, served: &Served) {
+        self.services.handle_served(served, &mut self.budget);
     }
 
     /// The store says the squares of the gradient of a part in a round.

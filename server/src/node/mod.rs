@@ -23,6 +23,7 @@ pub mod machine;
 pub mod parameter;
 pub mod store;
 pub mod sum;
+pub mod table;
 
 mod archive;
 mod data_plane;

@@ -12,16 +12,18 @@ use gradlane_core::wire::{About, Request, Service, Withdraw};
 
 use super::aggregate::Aggregator;
 use super::budget::Budget;
-use super::command::{Archived, Command, Receipt, Route};
+use super::command::{Archived, Command, Receipt, Route, Served};
 use super::config::NodeConfig;
 use super::membership::{Membership, Sender, Succession};
 use super::parameter::Parameters;
+use super::table::Tables;
 
 /// The services.
 #[derive(Debug)]
 pub(super) struct Services {
     pub(super) sums: Aggregator,
     pub(super) parameters: Parameters,
+    pub(super) tables: Tables,
 }
 
 /// What becomes of an exchange that was opened.
@@ -39,12 +41,17 @@ impl Services {
     /// # Panics
     /// If `stall_warn` is zero.
     pub(super) fn new(config: &NodeConfig) -> Self {
-        Self { sums: Aggregator::new(config.clone()), parameters: Parameters::new(config.clone()) }
+        Self {
+            sums: Aggregator::new(config.clone()),
+            parameters: Parameters::new(config.clone()),
+            tables: Tables::new(config.clone()),
+        }
     }
 
     /// The next command.
     pub(super) fn next_command(&mut self) -> Option<Command> {
-        self.sums.next_command().or_else(|| self.parameters.next_command())
+        let command = self.sums.next_command().or_else(|| self.parameters.next_command());
+        command.or_else(|| self.tables.next_command())
     }
 
     /// When [`Self::handle_timeout`] is due.
@@ -77,6 +84,7 @@ impl Services {
             Request::Restore(header) => self.sums.handle_restore(now, sender.worker, exchange, header, budget),
             Request::Withdraw(header) => return Ok(Opening::Withdrawal(header.clone())),
             Request::Use(header) => self.parameters.handle_use(now, sender, exchange, header, budget),
+            Request::Rows(header) => self.tables.handle_rows(now, sender, exchange, header, budget)?,
             Request::Unknown(about) => return Err(about.service.refusal(&sender.worker.to_string())),
         }
         Ok(Opening::Taken)
@@ -109,7 +117,13 @@ impl Services {
         match route {
             Route::Sum { slot, worker } => self.sums.handle_receipt(now, slot, worker, exchange, receipt, budget),
             Route::Parameter { part: _ } => self.parameters.handle_receipt(exchange, receipt, budget),
+            Route::Table { part: _ } => unreachable!("tables have no receipts"),
         }
+    }
+
+    /// The driver says that the store is done with a use of a table.
+    pub(super) fn handle_served(&mut self, served: &Served, budget: &mut Budget) {
+        self.tables.handle_served(served, budget);
     }
 
     /// The driver says the squares of the gradient of a part in a round.
@@ -121,18 +135,21 @@ impl Services {
     pub(super) fn handle_torn(&mut self, exchange: ExchangeId, budget: &mut Budget) {
         self.sums.handle_torn(exchange, budget);
         self.parameters.handle_torn(exchange, budget);
+        self.tables.handle_torn(exchange, budget);
     }
 
     /// The answer of an exchange was handed over whole.
     pub(super) fn handle_answered(&mut self, exchange: ExchangeId, budget: &mut Budget) {
         self.sums.handle_answered(exchange);
         self.parameters.handle_answered(exchange, budget);
+        self.tables.handle_answered(exchange, budget);
     }
 
     /// Parts of tensors are over. Exchanges of them that are open are rejected with `error`, and nothing is kept of them.
     pub(super) fn handle_over(&mut self, parts: RangeInclusive<PartId>, error: &Error, budget: &mut Budget) {
         self.sums.handle_over(parts.clone(), error, budget);
-        self.parameters.handle_over(parts, error, budget);
+        self.parameters.handle_over(parts.clone(), error, budget);
+        self.tables.handle_over(parts, error, budget);
     }
 
     /// The coordinator says how a round of a clock is closed.
@@ -162,6 +179,7 @@ impl Services {
     pub(super) fn handle_membership(&mut self, next: &Arc<Membership>, succession: &Succession, budget: &mut Budget) {
         self.sums.handle_membership(Arc::clone(next), succession, budget);
         self.parameters.handle_membership(Arc::clone(next), succession, budget);
+        self.tables.handle_membership(Arc::clone(next), succession, budget);
     }
 
     /// Nothing fails before that because of a missing worker: nobody can say that it is lost.
@@ -183,31 +201,39 @@ impl Services {
     pub(super) fn handle_drain(&mut self, refusal: &Error) {
         self.sums.handle_drain(refusal.clone());
         self.parameters.handle_drain(refusal.clone());
+        self.tables.handle_drain(refusal.clone());
     }
 
     /// Whether the server drains and no service has anything open any more.
     pub(super) fn is_drained(&self) -> bool {
-        self.sums.is_drained() && self.parameters.is_drained()
+        self.sums.is_drained() && self.parameters.is_drained() && self.tables.is_drained()
     }
 
     /// How many exchanges are open.
     pub(super) fn pending(&self) -> usize {
-        self.sums.pending() + self.parameters.pending()
+        self.sums.pending() + self.parameters.pending() + self.tables.pending()
     }
 
     /// The latest work, of the first service that has done some.
     pub(super) fn last(&self) -> Option<(TensorKey, Round)> {
-        self.sums.last().or_else(|| self.parameters.last())
+        self.sums.last().or_else(|| self.parameters.last()).or_else(|| self.tables.last())
     }
 
     /// Refuses a request to one service for a part that another one has. The coordinator refuses such a declaration.
     fn check_kind(&self, worker: WorkerId, About { service, part, .. }: About) -> Result<()> {
-        let known = match service {
-            Service::DenseSum if self.parameters.knows(part) => "a parameter",
-            Service::Parameter if self.sums.knows(part) => "a sum",
-            Service::DenseSum | Service::Parameter | Service::Unknown(_) => return Ok(()),
+        let known = [
+            (Service::DenseSum, self.sums.knows(part)),
+            (Service::Parameter, self.parameters.knows(part)),
+            (Service::Table, self.tables.knows(part)),
+        ];
+        let Some((known, _)) = known.into_iter().find(|(of, knows)| *knows && *of != service) else { return Ok(()) };
+        let name = |service| match service {
+            Service::DenseSum => "a sum",
+            Service::Parameter => "a parameter",
+            Service::Table => "a table",
+            Service::Unknown(_) => "something else",
         };
-        let asked = if service == Service::Parameter { "a parameter" } else { "a sum" };
+        let (asked, known) = (name(service), name(known));
         Err(Error::Protocol {
             peer: worker.to_string(),
             field: "kind".to_owned(),

@@ -14,18 +14,24 @@ use crate::node::command::{Route, Work};
 use crate::node::event::Event;
 use crate::node::parameter::Values;
 use crate::node::sum::Sums;
+use crate::node::table::RowStore;
 
 /// What some parts have in memory, one field a service.
 #[derive(Debug)]
 pub struct Store {
     sums: Sums,
     values: Values,
+    rows: RowStore,
 }
 
 impl Store {
     /// Nothing.
     pub fn new(resources: SumResources) -> Self {
-        Self { sums: Sums::new(resources.clone()), values: Values::new(resources) }
+        Self {
+            sums: Sums::new(resources.clone()),
+            values: Values::new(resources.clone()),
+            rows: RowStore::new(resources),
+        }
     }
 
     /// The same with a handle for keys of `KVWorker`, if there is one.
@@ -39,6 +45,7 @@ impl Store {
         match work {
             Work::Sum { slot, step } => self.sums.step(slot, step, say),
             Work::Parameter { part, step } => self.values.step(part, step, say),
+            Work::Table { part, step } => self.rows.step(part, step, say),
         }
     }
 
@@ -53,6 +60,7 @@ impl Store {
         match route {
             Route::Sum { slot, worker } => self.sums.receive(slot, worker, exchange, chunks, say),
             Route::Parameter { part } => self.values.receive(part, exchange, chunks, say),
+            Route::Table { part } => self.rows.receive(part, exchange, chunks, say),
         }
     }
 
@@ -65,6 +73,7 @@ impl Store {
     pub fn lose_all(&mut self, say: &mut impl FnMut(Event)) {
         self.sums.lose_all(say);
         self.values.lose_all(say);
+        self.rows.lose_all(say);
     }
 
     /// The sums.
@@ -75,5 +84,10 @@ impl Store {
     /// The values of parameters.
     pub fn values(&self) -> &Values {
         &self.values
+    }
+
+    /// The rows of tables.
+    pub fn rows(&self) -> &RowStore {
+        &self.rows
     }
 }

@@ -24,7 +24,7 @@ use gradlane_core::wire::{
 use gradlane_server::handle::DefaultHandle;
 use gradlane_server::node::Node;
 use gradlane_server::node::accumulator::SumResources;
-use gradlane_server::node::command::{Archive, Command, Receipt, Route, Step, ValueStep, Work};
+use gradlane_server::node::command::{Archive, Command, Receipt, Route, Served, Step, ValueStep, Work};
 use gradlane_server::node::event::Event;
 use gradlane_server::node::store::Store;
 
@@ -88,6 +88,7 @@ struct World {
 enum Told {
     Receipt { route: Route, exchange: ExchangeId, receipt: Receipt },
     Squares { part: PartId, round: u64, sum: f64 },
+    Served(Served),
 }
 
 struct Exchange {
@@ -255,6 +256,7 @@ impl World {
             | Request::Withdraw(_)
             | Request::Restore(_)
             | Request::Use(_)
+            | Request::Rows(_)
             | Request::Unknown(_) => 0,
         };
         let is_withdrawal = matches!(exchange.header, Request::Withdraw(_));
@@ -287,6 +289,7 @@ impl World {
                 self.node.handle_receipt(self.now, route, exchange, receipt);
             }
             Some(Told::Squares { part, round, sum }) => self.node.handle_squares(part, round, sum),
+            Some(Told::Served(served)) => self.node.handle_served(&served),
             None => return false,
         }
         true
@@ -429,6 +432,7 @@ impl World {
                     self.told.push_back(Told::Receipt { route, exchange, receipt });
                 }
                 Event::Squares { part, round, sum } => self.told.push_back(Told::Squares { part, round, sum }),
+                Event::Served(served) => self.told.push_back(Told::Served(served)),
                 Event::Frozen { order, part, .. } => {
                     let archive = self.archives.iter().find(|archive| archive.order == order);
                     let wanted = archive.is_some_and(|archive| archive.plan.parts.iter().any(|of| of.part == part));
@@ -450,7 +454,7 @@ impl World {
                     let view = self.node.view().expect("it has joined");
                     match header {
                         Response::Sum(header) => check_sum(&open.header, header, view, *sent, &block),
-                        Response::Value(_) => {}
+                        Response::Value(_) | Response::Rows(_) => {}
                     }
                     *sent += block.len() as u64;
                     assert!(*sent <= header.body_bytes(), "more blocks than were announced");

@@ -242,7 +242,16 @@ fn answer_seeds() -> Vec<Vec<u8>> {
                     seeds.push([&[9, 4], &header.encode()[..], &body].concat());
                 }
             }
-            Header::Contribute(_) | Header::Withdraw(_) | Header::Restore(_) | Header::Use(_) | Header::Unknown(_) => {}
+            Header::RowsAnswer(mut rows) => {
+                rows.body_bytes = 64;
+                seeds.push(answer(&Header::RowsAnswer(rows).encode(), rows.checksum));
+            }
+            Header::Contribute(_)
+            | Header::Withdraw(_)
+            | Header::Restore(_)
+            | Header::Use(_)
+            | Header::Rows(_)
+            | Header::Unknown(_) => {}
         }
     }
     seeds

@@ -83,6 +83,8 @@ fn push(context: &mut Context, like: ExchangeId, link: LinkId) {
         | Header::Restore(_)
         | Header::Sum(_)
         | Header::Value(_)
+        | Header::Rows(_)
+        | Header::RowsAnswer(_)
         | Header::Reject(_)
         | Header::Unknown(_) => return,
     };

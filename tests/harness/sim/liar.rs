@@ -1,7 +1,7 @@
 //! A server that lies: answers that are no answers to their push. A worker must refuse each, and may leave the server for it.
 
 use gradlane_core::types::{CodecSpec, Effect, PartId, Round, TensorKey, Version};
-use gradlane_core::wire::{Body, Contributors, Reject, Response, Sum, Target, Value};
+use gradlane_core::wire::{Body, Contributors, Reject, Response, RowsAnswer, Sum, Target, Value};
 
 use super::oracle;
 use crate::random::Random;
@@ -21,13 +21,14 @@ pub(super) fn lie(random: &mut Random, answer: &Response) -> Lie {
     let with = |target: Target| match answer {
         Response::Sum(header) => Response::Sum(Sum { target, ..header.clone() }),
         Response::Value(header) => Response::Value(Value { target, ..*header }),
+        Response::Rows(header) => Response::Rows(RowsAnswer { target, ..*header }),
     };
     let part = PartId { key: TensorKey(7), index: 0 };
     let (what, header, bytes) = match (random.below(7), answer) {
         (0, _) => ("another round", with(Target { round: Round(target.round.0 + 1), ..target }), due),
         (1, _) => ("another part", with(Target { part, ..target }), due),
         (2, Response::Sum(_)) => ("another kind", value(target, due), due),
-        (2, Response::Value(_)) => ("another kind", sum(target, due), due),
+        (2, Response::Value(_) | Response::Rows(_)) => ("another kind", sum(target, due), due),
         (3, Response::Sum(header)) if header.body.codec.is_plain() && due > 0 => {
             let body = Body { codec: CodecSpec::BF16, ..header.body };
             ("another codec", Response::Sum(Sum { body, ..header.clone() }), due)

@@ -287,6 +287,7 @@ fn ending_of(task: TaskId, outcome: std::result::Result<Answer, Torn>) -> Ending
     match outcome {
         Ok(Answer::Response(Response::Sum(header))) => Ending::Sum { task, header },
         Ok(Answer::Response(Response::Value(header))) => Ending::Value { task, header },
+        Ok(Answer::Response(Response::Rows(_))) => unreachable!("no table is simulated"),
         Ok(Answer::Reject(error)) => Ending::Rejected { task, error },
         Err(Torn { error, landed }) => Ending::Torn { task, error, landed },
     }

@@ -7,8 +7,8 @@ use super::super::shared::Shared;
 use crate::local::failpoint::{Failpoint, reach};
 use crate::sched::Task;
 use crate::transport::{Answer, Torn};
-use crate::types::{Done, ExchangeId};
-use crate::wire::{Response, Sum, Value};
+use crate::types::{Done, Effect, ExchangeId};
+use crate::wire::{Response, RowsAnswer, Sum, Value};
 use crate::worker::Exchanged;
 
 /// Reports the end of the exchange of `task` to the machine.
@@ -28,6 +28,7 @@ pub(super) fn awaited(shared: &Arc<Shared>, task: Task, exchange: ExchangeId) ->
                         Exchanged::Sum { body, divisor, contributors }
                     }
                     Response::Value(Value { effect, .. }) => Exchanged::Value(effect),
+                    Response::Rows(RowsAnswer { version, .. }) => Exchanged::Value(Effect::accepted(version)),
                 }
             }
             Ok(Answer::Reject(error)) => Exchanged::Rejected(error),

@@ -11,7 +11,7 @@ use crate::mem::borrow;
 use crate::sched::{Attempt, Task};
 use crate::transport::Push;
 use crate::types::{Done, ExchangeId, LinkId};
-use crate::wire::{Contribute, Contribution, Request, Restore, Sent, Use};
+use crate::wire::{Contribute, Contribution, Request, Restore, Rows, Sent, Use};
 
 pub(super) fn execute(shared: &Arc<Shared>, task: Task, link: LinkId, exchange: ExchangeId, mut push: Push) {
     let _span = tracing::trace_span!("push", part = %task.part, round = task.round.0, exchange = exchange.0).entered();
@@ -28,12 +28,16 @@ pub(super) fn execute(shared: &Arc<Shared>, task: Task, link: LinkId, exchange: 
             }
             Request::Use(Use { sent: Sent::Whole { checksum }, .. }) => *checksum = Some(borrow::checksum(&push.body)),
             Request::Use(Use { sent: Sent::Nothing { checked }, .. }) => *checked = true,
-            Request::Restore(Restore { checksum, .. }) => *checksum = Some(borrow::checksum(&push.body)),
+            Request::Restore(Restore { checksum, .. }) | Request::Rows(Rows { checksum, .. }) => {
+                *checksum = Some(borrow::checksum(&push.body))
+            }
             Request::Contribute(_) | Request::Withdraw(_) | Request::Unknown(_) => {}
         }
     }
     let sent = match &push.header {
-        Request::Contribute(_) | Request::Restore(_) | Request::Use(_) | Request::Unknown(_) => &shared.metrics.pushes,
+        Request::Contribute(_) | Request::Restore(_) | Request::Use(_) | Request::Rows(_) | Request::Unknown(_) => {
+            &shared.metrics.pushes
+        }
         Request::Withdraw(_) => &shared.metrics.withdrawals,
     };
     Metrics::add(sent, 1);

@@ -21,7 +21,9 @@ pub(in crate::transport) fn check_response(
         (Response::Sum(_), Request::Contribute(push)) => push.target,
         (Response::Sum(_), Request::Restore(push)) => push.target,
         (Response::Value(_), Request::Use(push)) => push.target,
+        (Response::Rows(_), Request::Rows(push)) => push.target,
         (Response::Sum(_), _) => return bad("kind", "is a sum, which does not answer such a request".to_owned()),
+        (Response::Rows(_), _) => return bad("kind", "has rows, which do not answer such a request".to_owned()),
         (Response::Value(_), _) => return bad("kind", "is a value, which does not answer such a request".to_owned()),
     };
     let got = response.target();
@@ -38,7 +40,7 @@ pub(in crate::transport) fn check_response(
     }
     let due = match response {
         Response::Sum(sum) if sum.body.encoding().varies() => BodyBytes::AtMost(landing_bytes as u64),
-        Response::Sum(_) | Response::Value(_) => BodyBytes::Exact(landing_bytes as u64),
+        Response::Sum(_) | Response::Value(_) | Response::Rows(_) => BodyBytes::Exact(landing_bytes as u64),
     };
     due.check(response.body_bytes()).or_else(|malformed| bad("length", malformed.to_string()))
 }

@@ -1,11 +1,11 @@
 //! The fields of frames. For each type, writing and reading stand side by side, in the order of its declaration.
 
 use super::{Forming, Health, Hold, Join, MemberStatus, Names, Progress, Stall, Status};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::types::{
     Address, CodecSpec, DType, Epoch, Incarnation, MachineId, Member, Mode, NodeId, PartId, PartLayout, Participants,
-    Phase, Piece, Process, Role, Rule, Scheme, ServerId, Span, TensorKey, TensorKind, TensorSpec, View, Wiring,
-    WorkerId, WorkerSet,
+    Phase, Piece, Process, Role, Rule, Scheme, ServerId, Span, TableSpec, TensorKey, TensorKind, TensorSpec, View,
+    Wiring, WorkerId, WorkerSet,
 };
 use crate::wire::codec::{Reader, Writer};
 use crate::wire::limits::{
@@ -153,6 +153,9 @@ impl Field for TensorSpec {
         if let Some(rule) = kind.rule().filter(|rule| *rule != rule.of_shape(&shape) || !rule.suits(&shape)) {
             return Err(reader.bad("rule", format!("is {rule} of shape {shape:?}")));
         }
+        if let Some(spec) = kind.table().filter(|spec| shape != [u64::from(TableSpec::SHARDS), spec.dim]) {
+            return Err(reader.bad("table", format!("is {spec} of shape {shape:?}")));
+        }
         Ok(Self { name, dtype, shape, kind, participants: Participants::read(reader)? })
     }
 }
@@ -206,6 +209,10 @@ impl Field for TensorKind {
                 writer.option(rule.as_ref(), |writer, rule| rule.write(writer));
                 mode.write(writer);
             }
+            Self::Table { spec } => {
+                writer.u8(kind_code::TABLE);
+                writer.text(&spec.to_string(), TableSpec::TEXT_BYTES_MAX);
+            }
         }
     }
 
@@ -214,6 +221,14 @@ impl Field for TensorKind {
             kind_code::SUM => Ok(Self::Sum { codec: CodecSpec::read(reader)? }),
             kind_code::PARAMETER => {
                 Ok(Self::Parameter { rule: reader.option("rule", Rule::read)?, mode: Mode::read(reader)? })
+            }
+            kind_code::TABLE => {
+                let text = reader.text(TableSpec::TEXT_BYTES_MAX, "table")?;
+                let spec: TableSpec = text.parse().map_err(|error: Error| reader.bad("table", error.to_string()))?;
+                if spec.to_string() != text {
+                    return Err(reader.bad("table", format!("is {text:?} in place of {:?}", spec.to_string())));
+                }
+                Ok(Self::Table { spec })
             }
             code => Err(reader.bad("tensor kind", format!("is {code}"))),
         }
@@ -224,6 +239,7 @@ impl Field for TensorKind {
 mod kind_code {
     pub(super) const SUM: u8 = 1;
     pub(super) const PARAMETER: u8 = 2;
+    pub(super) const TABLE: u8 = 3;
 }
 
 impl Field for CodecSpec {
@@ -264,6 +280,9 @@ fn read_form(reader: &mut Reader<'_>) -> Result<(DType, TensorKind)> {
     if let Some(rule) = kind.rule().filter(|rule| !rule.changes(dtype)) {
         return Err(reader.bad("rule", format!("is {rule} of {dtype}")));
     }
+    if kind.table().is_some() && dtype != DType::F32 {
+        return Err(reader.bad("dtype", format!("is {dtype} of a table")));
+    }
     Ok((dtype, kind))
 }
 
@@ -297,7 +316,12 @@ impl Field for PartLayout {
         if layout.pieces.is_empty() {
             return Err(reader.bad("pieces", "are none"));
         }
-        let element = layout.dtype.bytes();
+        let element = kind.table().map_or(dtype.bytes(), |spec| spec.shard_bytes());
+        if let (Some(spec), [piece]) = (kind.table(), layout.pieces.as_slice())
+            && (piece.span.bytes == 0 || piece.span.end() > spec.shard_bytes() * u64::from(TableSpec::SHARDS))
+        {
+            return Err(reader.bad("pieces", "are no shards of a table"));
+        }
         if layout.pieces.iter().any(|Piece { span, .. }| {
             span.offset.checked_add(span.bytes).is_none() || span.offset % element != 0 || span.bytes % element != 0
         }) {

@@ -21,6 +21,8 @@ pub enum Service {
     DenseSum,
     /// Keeps parts, which each worker changes and reads by itself.
     Parameter,
+    /// Keeps rows by id.
+    Table,
     /// A service that this version does not have, by its code.
     Unknown(u8),
 }
@@ -31,6 +33,7 @@ impl Service {
         match self {
             Self::DenseSum => 1,
             Self::Parameter => 2,
+            Self::Table => 3,
             Self::Unknown(code) => code,
         }
     }
@@ -40,6 +43,7 @@ impl Service {
         match code {
             1 => Self::DenseSum,
             2 => Self::Parameter,
+            3 => Self::Table,
             code => Self::Unknown(code),
         }
     }
@@ -48,7 +52,7 @@ impl Service {
     pub fn refusal(self, peer: &str) -> Error {
         Error::Incompatible {
             field: "service".to_owned(),
-            ours: "1 (dense sum), 2 (parameter)".to_owned(),
+            ours: "1 (dense sum), 2 (parameter), 3 (table)".to_owned(),
             peer: peer.to_owned(),
             theirs: self.code().to_string(),
         }

@@ -1,6 +1,6 @@
 //! A header's bytes. Fields that a kind of header does not have are zero. The reader checks this, so that a header has only one form.
 //!
-//! [`fields`] has what all services share, [`sum`] the rest of the dense sum's headers, [`parameter`] that of parameters.
+//! [`fields`] has what all services share, [`sum`] the rest of the dense sum's headers, [`parameter`] that of parameters, [`table`] that of tables.
 
 use super::{About, HEADER_BYTES, Header, Reject, Reply, Request, Response, Service};
 use crate::error::{Error, Result};
@@ -11,11 +11,13 @@ mod fields;
 mod parameter;
 mod participants;
 mod sum;
+mod table;
 
 use fields::{Fields, HEADER_BYTES_MAX, MAGIC, REJECT, at, front};
 
 const _: () = assert!(HEADER_BYTES + sum::BEHIND_BYTES_MAX <= HEADER_BYTES_MAX);
 const _: () = assert!(HEADER_BYTES + parameter::BEHIND_BYTES_MAX <= HEADER_BYTES_MAX);
+const _: () = assert!(HEADER_BYTES + table::BEHIND_BYTES_MAX <= HEADER_BYTES_MAX);
 
 impl Header {
     /// The header's bytes on the wire: 64, and what follows them in some headers.
@@ -27,6 +29,8 @@ impl Header {
             Self::Sum(header) => header.encode(),
             Self::Use(header) => header.encode(),
             Self::Value(header) => header.encode().to_vec(),
+            Self::Rows(header) => header.encode(),
+            Self::RowsAnswer(header) => header.encode().to_vec(),
             Self::Reject(header) => header.encode().to_vec(),
             Self::Unknown(about) => unknown(*about).to_vec(),
         }
@@ -51,13 +55,17 @@ impl Header {
                 Ok(reject.map_or_else(|_| Self::Unknown(fields.about()), Self::Reject))
             }
             (Service::Unknown(_), _) => Ok(Self::Unknown(fields.about())),
-            (Service::DenseSum | Service::Parameter, REJECT) => {
+            (Service::DenseSum | Service::Parameter | Service::Table, REJECT) => {
                 fields.header_bytes(rest)?;
                 fields.reject(rest).map(Self::Reject)
             }
             (Service::Parameter, kind) => {
                 fields.header_bytes(rest)?;
                 parameter::decode(&fields, kind, rest)
+            }
+            (Service::Table, kind) => {
+                fields.header_bytes(rest)?;
+                table::decode(&fields, kind, rest)
             }
             (Service::DenseSum, kind) => {
                 fields.header_bytes(rest)?;
@@ -75,6 +83,7 @@ impl Request {
             Self::Withdraw(header) => header.encode(),
             Self::Restore(header) => header.encode(),
             Self::Use(header) => header.encode(),
+            Self::Rows(header) => header.encode(),
             Self::Unknown(about) => unknown(*about).to_vec(),
         }
     }
@@ -86,6 +95,7 @@ impl Request {
             Self::Withdraw(header) => header.header_bytes(),
             Self::Restore(header) => header.header_bytes(),
             Self::Use(header) => header.header_bytes(),
+            Self::Rows(header) => header.header_bytes(),
             Self::Unknown(_) => HEADER_BYTES,
         }
     }
@@ -97,6 +107,7 @@ impl Response {
         match self {
             Self::Sum(header) => header.encode(),
             Self::Value(header) => header.encode().to_vec(),
+            Self::Rows(header) => header.encode().to_vec(),
         }
     }
 
@@ -104,7 +115,7 @@ impl Response {
     pub fn header_bytes(&self) -> usize {
         match self {
             Self::Sum(header) => header.header_bytes(),
-            Self::Value(_) => HEADER_BYTES,
+            Self::Value(_) | Self::Rows(_) => HEADER_BYTES,
         }
     }
 }

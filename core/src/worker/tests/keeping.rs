@@ -36,20 +36,25 @@ fn a_sum_lands_beside_its_contribution_only_if_it_would_overwrite_it() {
     let here = tensor(&plain, None);
     let there = tensor(&plain, Some(Ordinal(0)));
     for (what, spec, tensor, stages) in [
-        ("apart", &plain, Tensor { in_place: false, ..here }, "PUSH"),
-        ("in place", &plain, Tensor { in_place: true, ..here }, "PUSH beside, LAND"),
-        ("encoded by the host", &coded, Tensor { in_place: false, ..here }, "COMPRESS, PUSH beside, DECOMPRESS"),
-        ("on a device", &plain, there, "COPYD2H beside, PUSH beside, COPYH2D"),
+        ("apart", &plain, Tensor { in_place: false, ..here.clone() }, "PUSH"),
+        ("in place", &plain, Tensor { in_place: true, ..here.clone() }, "PUSH beside, LAND"),
+        (
+            "encoded by the host",
+            &coded,
+            Tensor { in_place: false, ..here.clone() },
+            "COMPRESS, PUSH beside, DECOMPRESS",
+        ),
+        ("on a device", &plain, there.clone(), "COPYD2H beside, PUSH beside, COPYH2D"),
         (
             "encoded by a device",
             &coded,
-            Tensor { in_copies: InCopies::EncodeAndDecode, ..there },
+            Tensor { in_copies: InCopies::EncodeAndDecode, ..there.clone() },
             "COPYD2H beside, PUSH beside, COPYH2D",
         ),
         (
             "on a device, encoded by the host",
             &coded,
-            Tensor { in_copies: InCopies::Nothing, ..there },
+            Tensor { in_copies: InCopies::Nothing, ..there.clone() },
             "COPYD2H, COMPRESS, PUSH beside, DECOMPRESS, COPYH2D",
         ),
     ] {

@@ -639,6 +639,7 @@ impl World {
                 self.node.handle_receipt(now(), route, exchange, receipt);
             }
             Some(Told::Squares { part, round, sum }) => self.node.handle_squares(part, round, sum),
+            Some(Told::Served(_)) => unreachable!("no table is used"),
             None => return false,
         }
         self.obey();
@@ -685,6 +686,7 @@ impl World {
                     self.told.push_back(Told::Receipt { route, exchange, receipt });
                 }
                 Event::Squares { part, round, sum } => self.told.push_back(Told::Squares { part, round, sum }),
+                Event::Served(_) => unreachable!("no table is used"),
                 Event::Frozen { order, part, frozen } => {
                     self.frozen.insert((order, part), frozen.expect("no defect is planted"));
                 }

@@ -276,7 +276,9 @@ impl Play {
     fn obey(&mut self) -> Verdict {
         while let Some(command) = self.node.next_command() {
             match command {
-                Command::Step(Work::Parameter { .. }) => return Err("works for a parameter".to_owned()),
+                Command::Step(Work::Parameter { .. } | Work::Table { .. }) => {
+                    return Err("works for another kind".to_owned());
+                }
                 Command::Step(Work::Sum { slot, step }) => {
                     self.look_at(slot, &step)?;
                     let mut events = Vec::new();
@@ -357,7 +359,7 @@ impl Play {
                         under_way.ended = Some(checksum);
                     }
                 }
-                Event::Squares { .. } => return Err("squares of a sum".to_owned()),
+                Event::Squares { .. } | Event::Served(_) => return Err("no word of a sum".to_owned()),
                 Event::Send(other) => return Err(format!("sends {other:?}")),
             }
         }

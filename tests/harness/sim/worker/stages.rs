@@ -163,7 +163,9 @@ impl WorkerProcess {
                 }
                 target
             }
-            Request::Withdraw(_) | Request::Restore(_) | Request::Unknown(_) => unreachable!("the caller chose"),
+            Request::Withdraw(_) | Request::Restore(_) | Request::Rows(_) | Request::Unknown(_) => {
+                unreachable!("the caller chose")
+            }
         };
         *target = Target { epoch: Epoch { term: TERM - 1, number: 1 }, ..*target };
         context.open_exchange(self.me, link, &header, vec![junk.into()], None);

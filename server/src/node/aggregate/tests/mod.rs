@@ -283,7 +283,7 @@ fn drops(round: u64) -> Command {
 fn steps(commands: &[Command]) -> impl Iterator<Item = &Step> {
     commands.iter().filter_map(|command| match command {
         Command::Step(Work::Sum { step, .. }) => Some(step),
-        Command::Step(Work::Parameter { .. }) => panic!("{command:?}"),
+        Command::Step(Work::Parameter { .. } | Work::Table { .. }) => panic!("{command:?}"),
         Command::Reject { .. }
         | Command::Short { .. }
         | Command::Measured { .. }

@@ -1,0 +1,372 @@
+//! Uses of tables. The ids of a use go to the parts that have their rows, each id once, and the gradients of one id are added up first.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use hashbrown::HashTable;
+
+use super::asked::Asked;
+use super::driver::Engine;
+use super::handle::Handle;
+use super::submit::HERE_BYTES_MAX;
+use crate::error::{Error, Result};
+use crate::mem::borrow::{self, OwnedBytes, Staging};
+use crate::pipeline::Stage;
+use crate::types::{Demand, PartId, Priority, Round, RowAction, RowsCut, Shards, Span, TableSpec, TensorSpec};
+
+/// One use of a table.
+#[derive(Debug)]
+pub struct RowsUse<'a> {
+    /// Its name and what it is; equal on all workers: see [`TensorSpec::table`].
+    pub tensor: TensorSpec,
+    /// What to do.
+    pub action: RowAction,
+    /// The steps of the training before, as this worker counts them.
+    pub step: u64,
+    /// The ids, in any order, and as often as wanted; none for actions without ids.
+    pub ids: &'a [u64],
+    /// Of a push: a gradient of a row for each id, one after the other.
+    pub gradients: &'a [f32],
+    /// Of a shrink: the factor of the scores, the least score that is kept, and after how many steps without a use a row goes.
+    pub bounds: ShrinkBounds,
+    /// How urgent.
+    pub priority: Priority,
+    /// Give up after this long; the job's step timeout applies in any case.
+    pub timeout: Option<Duration>,
+}
+
+/// What a shrink removes, after the scores of all rows were multiplied by `decay`.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct ShrinkBounds {
+    /// From 0 to 1.
+    pub decay: f64,
+    /// Rows with a lower score go.
+    pub min_score: f64,
+    /// Rows that were not pushed to, nor pulled for training, for more steps than this go.
+    pub max_idle: u64,
+}
+
+impl ShrinkBounds {
+    /// Nothing goes.
+    pub const KEEP: Self = Self { decay: 1.0, min_score: 0.0, max_idle: u64::MAX };
+}
+
+/// A use of a table that was begun, and what came back once its handle has resolved.
+pub struct RowsHandle {
+    handle: Handle,
+    answer: Arc<Staging>,
+    /// For each id that was asked for, which row of the answer is its own.
+    places: Vec<u32>,
+    dim: usize,
+    counts: usize,
+}
+
+/// What servers count in a table.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct RowCounts {
+    /// Rows that a shrink has looked at; 0 otherwise.
+    pub scanned: u64,
+    /// Rows that a shrink has removed; otherwise all that were ever removed to make room or by a shrink.
+    pub evicted: u64,
+    /// Rows that are there.
+    pub rows: u64,
+    /// Ids that were pulled, and have no row yet.
+    pub waiting: u64,
+    /// Bytes of memory that are taken for all of this.
+    pub bytes: u64,
+    /// Ids whose gradients were dropped, because they had no row.
+    pub dropped: u64,
+}
+
+/// The bodies of a use, as they travel.
+struct Packed {
+    body: Vec<u8>,
+    cuts: Vec<RowsCut>,
+    places: Vec<u32>,
+    answer_bytes: usize,
+}
+
+impl Engine {
+    /// Uses rows of a table. The first use on any worker declares it. The handle resolves when the servers of all parts have answered. A change
+    /// is made once, also if a connection breaks. Uses of one table by this worker come one after the other, in the order of these calls.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] if the tensor is no table, there are more ids than a use may have, or other than `dim` numbers for each;
+    /// [`Error::NotFinite`] for a gradient that is none; as [`declare`](Self::declare) and [`push_pull`](Self::push_pull).
+    pub fn use_rows(&self, asked: RowsUse<'_>) -> Result<RowsHandle> {
+        let demand = Demand::Rows { action: asked.action, step: asked.step };
+        demand.check(&asked.tensor)?;
+        let spec = asked.tensor.kind.table().expect("checked just now");
+        asked.check(&spec, &self.rank().to_string())?;
+        self.stages.start(&[Stage::Push])?;
+        let packed = asked.packed(&spec, &self.parts_of_table(&asked.tensor, asked.timeout)?)?;
+        let Packed { body, cuts, places, answer_bytes } = packed;
+        let source = Arc::new(OwnedBytes::new(body));
+        let answer = Arc::new(Staging::new(self.shared.wire.lease(answer_bytes as u64, false)));
+        let RowsUse { tensor, action, priority, timeout, .. } = asked;
+        let counts = if action.has_ids() { 0 } else { cuts.len() };
+        let begun = Asked {
+            tensor,
+            source: source.region().into(),
+            destination: answer.region().into(),
+            demand,
+            priority,
+            timeout,
+            cuts: Some(cuts.into()),
+        };
+        let lent = (source, Arc::clone(&answer));
+        let handle = self.submit(begun, HERE_BYTES_MAX, &|| {}, move |_| drop(lent))?;
+        Ok(RowsHandle { handle, answer, places, dim: usize::try_from(spec.dim).expect("a few"), counts })
+    }
+
+    /// The parts of a table with their shards. Declares it, if this worker has not done so.
+    fn parts_of_table(&self, tensor: &TensorSpec, timeout: Option<Duration>) -> Result<Vec<(PartId, Shards)>> {
+        let known = || self.shared.with(|state, _| state.worker.parts_of_table(tensor)).flatten();
+        let parts = known()?;
+        if !parts.is_empty() {
+            return Ok(parts);
+        }
+        self.declare(vec![tensor.clone()], false, timeout)?;
+        known()
+    }
+}
+
+impl RowsUse<'_> {
+    fn check(&self, spec: &TableSpec, rank: &str) -> Result<()> {
+        let name = &self.tensor.name;
+        let invalid = |what: String, hint: &str| Err(Error::InvalidArgument { what, hint: hint.to_owned() });
+        if self.ids.len() as u64 > TableSpec::IDS_MAX {
+            return invalid(
+                format!("table {name}: {} of {} ids at once", self.action, self.ids.len()),
+                &format!("use at most {} ids at a time", TableSpec::IDS_MAX),
+            );
+        }
+        let numbers = if self.action == RowAction::Push { self.ids.len() as u64 * spec.dim } else { 0 };
+        if self.gradients.len() as u64 != numbers {
+            return invalid(
+                format!("table {name}: gradients of {} numbers for {} ids", self.gradients.len(), self.ids.len()),
+                &format!("give {} numbers for each id", spec.dim),
+            );
+        }
+        let ShrinkBounds { decay, min_score, .. } = self.bounds;
+        if !(0.0..=1.0).contains(&decay) || !min_score.is_finite() {
+            return invalid(
+                format!("table {name}: a decay of {decay} and a score of {min_score}"),
+                "give a decay from 0 to 1, and a finite score",
+            );
+        }
+        if self.gradients.iter().any(|number| !number.is_finite()) {
+            let tensor = name.clone().into();
+            return Err(Error::NotFinite { tensor, round: Round(self.step), from: rank.to_owned() });
+        }
+        Ok(())
+    }
+
+    /// Cuts the use for these parts.
+    fn packed(&self, spec: &TableSpec, parts: &[(PartId, Shards)]) -> Result<Packed> {
+        let Distinct { ids, places: of_asked } = Distinct::of(self.ids);
+        let mut part_of_shard = [0_u16; TableSpec::SHARDS as usize];
+        for (index, (_, Shards { first, count })) in parts.iter().enumerate() {
+            let shards = *first as usize..(*first + *count) as usize;
+            part_of_shard[shards].fill(u16::try_from(index).expect("as many as shards"));
+        }
+        let part_of = |id: u64| usize::from(part_of_shard[TableSpec::shard_of(id) as usize]);
+        let mut counts = vec![0_u64; parts.len()];
+        ids.iter().for_each(|id| counts[part_of(*id)] += 1);
+        let (mut cuts, mut sent, mut got, mut rows) = (Vec::with_capacity(parts.len()), 0, 0, 0);
+        // For each part the next row of its answer, and where its ids and its gradients begin in the body.
+        let mut next: Vec<(u64, usize, usize)> = Vec::with_capacity(parts.len());
+        for ((part, _), count) in parts.iter().zip(&counts) {
+            let [bytes, back] = [self.action.sent_bytes(*count, spec.dim), self.action.got_bytes(*count, spec.dim)];
+            check_bytes(&self.tensor.name, bytes.max(back))?;
+            let [of_sent, of_got] = [(sent, bytes), (got, back)].map(|(offset, bytes)| Span { offset, bytes });
+            cuts.push(RowsCut { part: *part, ids: *count, sent: of_sent, got: of_got });
+            next.push((rows, sent as usize, (sent + 8 * count) as usize));
+            (sent, got, rows) = (sent + bytes, got + back, rows + count);
+        }
+        let mut body = vec![0; sent as usize];
+        let row_bytes = 4 * spec.dim as usize;
+        // Of each distinct id, its row in the answer and where its gradient is.
+        let mut of_distinct = Vec::with_capacity(ids.len());
+        for id in &ids {
+            let (row, id_at, gradient_at) = &mut next[part_of(*id)];
+            body[*id_at..*id_at + 8].copy_from_slice(&id.to_le_bytes());
+            of_distinct.push((u32::try_from(*row).expect("at most IDS_MAX"), *gradient_at));
+            (*row, *id_at, *gradient_at) = (*row + 1, *id_at + 8, *gradient_at + row_bytes);
+        }
+        if self.action == RowAction::Push {
+            for (place, gradient) in of_asked.iter().zip(self.gradients.chunks_exact(spec.dim as usize)) {
+                let (_, at) = of_distinct[*place as usize];
+                for (sum, number) in body[at..at + row_bytes].as_chunks_mut().0.iter_mut().zip(gradient) {
+                    *sum = (f32::from_le_bytes(*sum) + number).to_le_bytes();
+                }
+            }
+        } else if self.action == RowAction::Shrink {
+            let ShrinkBounds { decay, min_score, max_idle } = self.bounds;
+            let bounds = [decay.to_bits(), min_score.to_bits(), max_idle].map(u64::to_le_bytes).concat();
+            cuts.iter().for_each(|cut| body[cut.sent.offset as usize..][..bounds.len()].copy_from_slice(&bounds));
+        }
+        let places = of_asked.iter().map(|place| of_distinct[*place as usize].0).collect();
+        Ok(Packed { body, cuts, places, answer_bytes: got as usize })
+    }
+}
+
+/// The ids of a list, each once, in the order in which they come first, and for each of the list its place among them.
+struct Distinct {
+    ids: Vec<u64>,
+    places: Vec<u32>,
+}
+
+impl Distinct {
+    fn of(asked: &[u64]) -> Self {
+        let mut known: HashTable<u32> = HashTable::with_capacity(asked.len());
+        let mut ids: Vec<u64> = Vec::with_capacity(asked.len());
+        let places = asked.iter().map(|id| {
+            let entry = known.entry(
+                TableSpec::hash_of(*id),
+                |place| ids[*place as usize] == *id,
+                |place| TableSpec::hash_of(ids[*place as usize]),
+            );
+            let place = u32::try_from(ids.len()).expect("at most IDS_MAX");
+            match entry {
+                hashbrown::hash_table::Entry::Occupied(found) => *found.get(),
+                hashbrown::hash_table::Entry::Vacant(free) => {
+                    free.insert(place);
+                    ids.push(*id);
+                    place
+                }
+            }
+        });
+        let places = places.collect();
+        Self { ids, places }
+    }
+}
+
+fn check_bytes(name: &str, bytes: u64) -> Result<()> {
+    let limit = crate::wire::limits::PART_BYTES_MAX;
+    if bytes <= limit {
+        return Ok(());
+    }
+    Err(Error::InvalidArgument {
+        what: format!("table {name}: a use of {bytes} bytes on one server"),
+        hint: format!("use fewer ids at a time: at most {limit} bytes go to a server and come from it"),
+    })
+}
+
+impl RowsHandle {
+    /// Its handle.
+    pub fn handle(&self) -> &Handle {
+        &self.handle
+    }
+
+    /// Writes the rows that came back, in the order of the ids that were asked for. Call it once the handle has resolved in order.
+    ///
+    /// # Panics
+    /// If `rows` has not `dim` elements for each id, or the use brings no rows.
+    pub fn read_rows(&self, rows: &mut [f32]) {
+        assert_eq!(rows.len(), self.places.len() * self.dim, "a row for each id");
+        self.read(|answer| {
+            let (numbers, _) = answer.as_chunks::<4>();
+            for (row, place) in rows.chunks_exact_mut(self.dim).zip(&self.places) {
+                let from = &numbers[*place as usize * self.dim..][..self.dim];
+                row.iter_mut().zip(from).for_each(|(to, from)| *to = f32::from_le_bytes(*from));
+            }
+        });
+    }
+
+    /// What all servers together have counted. Call it once the handle has resolved in order.
+    pub fn counts(&self) -> RowCounts {
+        self.read(|answer| {
+            let (numbers, _) = answer.as_chunks::<8>();
+            let mut sums = [0_u64; RowAction::COUNTS as usize];
+            for of_part in numbers.chunks_exact(sums.len()).take(self.counts) {
+                sums.iter_mut().zip(of_part).for_each(|(sum, number)| *sum += u64::from_le_bytes(*number));
+            }
+            let [scanned, evicted, rows, waiting, bytes, dropped] = sums;
+            RowCounts { scanned, evicted, rows, waiting, bytes, dropped }
+        })
+    }
+
+    fn read<T>(&self, read: impl FnOnce(&[u8]) -> T) -> T {
+        borrow::read(&[self.answer.region()], &crate::mem::Copies::default(), read)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::types::TensorKey;
+
+    #[test]
+    fn each_id_goes_once_to_the_part_that_has_it_and_gradients_are_added_up() {
+        let ids = [7, 3, 7, 900, 3, 7];
+        let gradients: Vec<f32> = (0..12).map(|number| number as f32).collect();
+        let asked = RowsUse { action: RowAction::Push, ids: &ids, gradients: &gradients, ..of("sgd;dim=2") };
+        let Packed { body, cuts, places, answer_bytes } =
+            asked.packed(&"sgd;dim=2".parse().unwrap(), &parts()).unwrap();
+        assert_eq!((answer_bytes, body.len()), (0, 3 * (8 + 8)));
+        assert_eq!(places.len(), ids.len());
+        let mut found = Vec::new();
+        for (cut, (_, shards)) in cuts.iter().zip(parts()) {
+            let part = &body[cut.sent.offset as usize..cut.sent.end() as usize];
+            let (of_ids, of_gradients) = part.split_at(8 * cut.ids as usize);
+            for (id, gradient) in of_ids.as_chunks().0.iter().zip(of_gradients.chunks(8)) {
+                let id = u64::from_le_bytes(*id);
+                assert!(shards.have(id));
+                let numbers: Vec<f32> = gradient.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
+                found.push((id, numbers));
+            }
+        }
+        found.sort_by_key(|(id, _)| *id);
+        assert_eq!(found, [(3, vec![10.0, 12.0]), (7, vec![14.0, 17.0]), (900, vec![6.0, 7.0])]);
+    }
+
+    #[test]
+    fn the_answer_is_read_in_the_order_of_the_ids() {
+        let ids: Vec<u64> = (0..100).chain(0..50).collect();
+        let asked = RowsUse { action: RowAction::Pull, ids: &ids, ..of("sgd;dim=1") };
+        let Packed { body, cuts, places, answer_bytes } =
+            asked.packed(&"sgd;dim=1".parse().unwrap(), &parts()).unwrap();
+        assert_eq!((answer_bytes, body.len()), (400, 800));
+        // What the parts are asked for, in the order in which their answers lie.
+        let sent: Vec<u64> = cuts
+            .iter()
+            .flat_map(|cut| body[cut.sent.offset as usize..cut.sent.end() as usize].as_chunks().0)
+            .map(|bytes| u64::from_le_bytes(*bytes))
+            .collect();
+        assert!(ids.iter().zip(&places).all(|(id, place)| sent[*place as usize] == *id));
+        assert!(cuts.iter().all(|cut| cut.ids > 0), "both have some of a hundred ids: {cuts:?}");
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        let spec: TableSpec = "sgd;dim=2".parse().unwrap();
+        let many = vec![1; TableSpec::IDS_MAX as usize + 1];
+        let refused = |asked: RowsUse<'_>| asked.check(&spec, "worker 0").unwrap_err().to_string();
+        assert!(refused(RowsUse { ids: &many, ..of("sgd;dim=2") }).contains("1048577 ids at once"));
+        let short = RowsUse { action: RowAction::Push, ids: &[1], gradients: &[1.0], ..of("sgd;dim=2") };
+        assert!(refused(short).contains("1 numbers for 1 ids"));
+        let odd = RowsUse { action: RowAction::Push, ids: &[1], gradients: &[1.0, f32::NAN], ..of("sgd;dim=2") };
+        assert!(matches!(odd.check(&spec, "worker 0"), Err(Error::NotFinite { .. })));
+        let rising = ShrinkBounds { decay: 1.5, ..ShrinkBounds::KEEP };
+        assert!(refused(RowsUse { bounds: rising, ..of("sgd;dim=2") }).contains("decay of 1.5"));
+    }
+
+    fn of(spec: &str) -> RowsUse<'static> {
+        RowsUse {
+            tensor: TensorSpec::table("rows", spec.parse().unwrap()),
+            action: RowAction::Look,
+            step: 0,
+            ids: &[],
+            gradients: &[],
+            bounds: ShrinkBounds::KEEP,
+            priority: Priority(0),
+            timeout: None,
+        }
+    }
+
+    fn parts() -> [(PartId, Shards); 2] {
+        let part = |index| PartId { key: TensorKey::of("rows"), index };
+        [(part(4), Shards { first: 0, count: 300 }), (part(5), Shards { first: 300, count: 724 })]
+    }
+}

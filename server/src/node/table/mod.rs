@@ -1,0 +1,23 @@
+//! Tables: rows by id that live on servers. Each worker reads and changes them by itself, and waits for no other worker.
+//!
+//! [`Tables`] decides which uses are taken and books their memory; it owns no rows. [`RowStore`] has the rows and does the uses, each as a whole
+//! when its body came, in the order of the part's lane. What a use does to rows is in [`rows`].
+//!
+//! **Parts.** A table has a fixed number of shards, and a part is a run of them. The shard of an id follows from the id alone.
+//!
+//! **Done once.** A worker counts its uses of a table in the round of its headers, and has one use of a part at a time. The store knows the
+//! latest change of each worker, and answers a repeat of it without doing it again.
+//!
+//! **Memory.** Booked are: the rows of each part, as far as they are there; and for each exchange its body, its answer, and the most by which
+//! it may make the table grow. When the store has done it, the table's part of that stays booked, and the rest is given back.
+
+mod arena;
+mod machine;
+mod rows;
+mod store;
+
+#[cfg(test)]
+mod tests;
+
+pub(super) use machine::Tables;
+pub use store::RowStore;

@@ -1,0 +1,389 @@
+//! The specification of tables, one behaviour a test: the node and the memory together.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+use gradlane_core::cluster::MemberEvent;
+use gradlane_core::error::{Code, Error};
+use gradlane_core::mem::{Copies, Pool};
+use gradlane_core::reduce::Kernels;
+use gradlane_core::transport::Outgoing;
+use gradlane_core::types::{ExchangeId, LinkId, PartId, Phase, Round, RowAction, Shards, TableSpec, TensorKey, Time};
+use gradlane_core::wire::{Request, Response, Rows, Target, checksum};
+
+use crate::node::accumulator::SumResources;
+use crate::node::aggregate::tests::{EPOCH, config, node, view};
+use crate::node::command::{Command, Route, Served};
+use crate::node::config::NodeConfig;
+use crate::node::event::Event;
+use crate::node::machine::Node;
+use crate::node::parameter::tests as parameters;
+use crate::node::store::Store;
+
+const SPEC: &str = "sgd:lr=1;dim=2,init=uniform,scale=1,seed=3";
+
+#[test]
+fn a_row_that_was_pulled_is_changed_by_each_push_and_read_by_every_worker() {
+    let mut world = World::of(2);
+    let first = world.pull(0, 0, &[5, 6]);
+    assert_eq!(world.pull(1, 0, &[6, 5, 6]), [&first[2..], &first[..2], &first[2..]].concat());
+    assert_eq!(world.push(1, 1, &[5], &[1.0, 2.0]), Ok(Vec::new()));
+    assert_eq!(world.pull(0, 1, &[5]), [first[0] - 1.0, first[1] - 2.0]);
+}
+
+#[test]
+fn a_push_that_comes_again_is_not_done_again_and_an_older_one_is_refused() {
+    let mut world = World::of(1);
+    let before = world.pull(0, 0, &[5]);
+    for _ in 0..3 {
+        assert_eq!(world.push(0, 1, &[5], &[1.0, 1.0]), Ok(Vec::new()));
+    }
+    assert_eq!(world.pull(0, 2, &[5]), [before[0] - 1.0, before[1] - 1.0]);
+    let error = world.push(0, 1, &[5], &[1.0, 1.0]).unwrap_err();
+    assert!(error.to_string().contains("use 2 of this worker came before"), "{error}");
+}
+
+#[test]
+fn a_repeat_finds_its_change_done_although_nobody_heard_the_first_answer() {
+    let mut world = World::of(1);
+    let before = world.pull(0, 0, &[5]);
+    let (header, body) = push_of(&[5], &[1.0, 1.0], 1);
+    let lost = world.open(0, header);
+    world.bring(lost, &body);
+    world.tear(lost);
+    let half = world.open(0, header);
+    world.bring(half, &body[..9]);
+    world.tear(half);
+    assert_eq!(world.push(0, 1, &[5], &[1.0, 1.0]), Ok(Vec::new()));
+    assert_eq!(world.pull(0, 2, &[5]), [before[0] - 1.0, before[1] - 1.0]);
+}
+
+#[test]
+fn what_breaks_off_changes_nothing_and_gives_its_memory_back() {
+    let mut world = World::of(1);
+    let before = world.pull(0, 0, &[5]);
+    let booked = world.booked();
+    assert!(booked > 0);
+    let (header, body) = push_of(&[5, 6], &[1.0; 4], 1);
+    let torn = world.open(0, header);
+    assert!(world.booked() > booked);
+    world.bring(torn, &body[..body.len() - 1]);
+    world.tear(torn);
+    assert_eq!((world.booked(), world.pull(0, 1, &[5])), (booked, before));
+    let newer = world.open(0, push_of(&[5], &[1.0; 2], 2).0);
+    let newest = world.open(0, push_of(&[5], &[1.0; 2], 3).0);
+    assert!(matches!(world.outcome(newer), Some(Err(Error::Unavailable { .. }))), "the same worker began a later one");
+    world.tear(newest);
+    assert_eq!(world.booked(), booked);
+}
+
+#[test]
+fn an_answer_that_is_on_its_way_outlives_the_next_use_of_its_worker() {
+    let mut world = World::of(1);
+    let (header, body) = (world.header(RowAction::Pull, &[5], 0), bytes_of(&[5]));
+    let first = world.open(0, header);
+    world.bring(first, &body);
+    let next = world.open(0, world.header(RowAction::Pull, &[6], 1));
+    assert!(world.outcome(first).is_some_and(|outcome| outcome.is_ok()));
+    world.bring(next, &bytes_of(&[6]));
+    assert!(world.outcome(next).is_some_and(|outcome| outcome.is_ok()));
+}
+
+#[test]
+fn bad_bodies_are_refused_with_what_is_wrong_and_change_nothing() {
+    let mut world = World::of(1);
+    let before = world.pull(0, 0, &[5]);
+    let twice = world.push(0, 1, &[5, 5], &[1.0; 4]).unwrap_err();
+    let odd = world.push(0, 2, &[5], &[1.0, f32::INFINITY]).unwrap_err();
+    let damaged = {
+        let (header, body) = push_of(&[5], &[1.0; 2], 3);
+        let exchange = world.open(0, Rows { checksum: Some(1), ..header });
+        world.bring(exchange, &body);
+        world.outcome(exchange).unwrap().unwrap_err()
+    };
+    let rising = {
+        let header = world.header(RowAction::Shrink, &[], 4);
+        let exchange = world.open(0, header);
+        world.bring(exchange, &[2.0f64.to_le_bytes(), 0.0f64.to_le_bytes(), 0u64.to_le_bytes()].concat());
+        world.outcome(exchange).unwrap().unwrap_err()
+    };
+    assert!(twice.to_string().contains("5 comes twice") && odd.to_string().contains("not finite"), "{twice} {odd}");
+    assert!(
+        matches!(damaged, Error::Checksum { .. }) && rising.to_string().contains("decay of 2"),
+        "{damaged} {rising}"
+    );
+    assert_eq!(world.pull(0, 5, &[5]), before);
+}
+
+#[test]
+fn a_checksum_that_is_asked_for_comes_with_the_answer() {
+    let mut world = World::of(1);
+    let body = bytes_of(&[5, 6, 7]);
+    let header = Rows { checksum: Some(checksum(0, &body)), ..world.header(RowAction::Look, &[5, 6, 7], 0) };
+    let exchange = world.open(0, header);
+    world.bring(exchange, &body);
+    let (answer, crc) = world.taken(exchange);
+    assert_eq!((answer.len(), crc), (24, checksum(0, &answer)));
+}
+
+#[test]
+fn a_table_that_was_declared_otherwise_is_refused_and_so_are_other_kinds() {
+    let mut world = World::of(2);
+    world.pull(0, 0, &[5]);
+    let other: TableSpec = "sgd:lr=2;dim=2".parse().unwrap();
+    let exchange = world.open(1, Rows { spec: other, ..world.header(RowAction::Look, &[5], 0) });
+    let Some(Err(Error::Mismatch { field, first, second, .. })) = world.outcome(exchange) else { panic!() };
+    assert_eq!((&*field, first.worker.0, second.worker.0), ("table", 0, 1));
+    let use_of_parameter = Request::Use(gradlane_core::wire::Use {
+        target: world.header(RowAction::Look, &[], 0).target,
+        ..parameters::to_do(gradlane_core::types::Access::Pull, 0)
+    });
+    let exchange = world.open_any(1, use_of_parameter);
+    let error = world.outcome(exchange).unwrap().unwrap_err().to_string();
+    assert!(error.contains("is a parameter") && error.contains("one of a table"), "{error}");
+}
+
+#[test]
+fn counts_are_those_of_the_rows_and_a_shrink_that_comes_again_tells_the_first() {
+    let mut world = World::of(1);
+    world.pull(0, 0, &[1, 2, 3]);
+    world.push(0, 1, &[1, 2], &[1.0; 4]).unwrap();
+    for _ in 0..2 {
+        let header = world.header(RowAction::Shrink, &[], 2);
+        let exchange = world.open(0, header);
+        world.bring(exchange, &[1.0f64.to_le_bytes(), 0.5f64.to_le_bytes(), 9u64.to_le_bytes()].concat());
+        assert_eq!(world.counts(exchange)[..3], [3, 1, 2]);
+    }
+    let stats = world.open(0, world.header(RowAction::Stats, &[], 3));
+    assert_eq!(world.counts(stats)[..4], [0, 1, 2, 0]);
+    let clear = world.open(0, world.header(RowAction::Clear, &[], 4));
+    assert_eq!(world.outcome(clear), Some(Ok(Vec::new())));
+    let stats = world.open(0, world.header(RowAction::Stats, &[], 5));
+    assert_eq!(world.counts(stats)[..5], [0, 3, 0, 0, 0]);
+    assert_eq!(world.booked(), 0);
+}
+
+#[test]
+fn memory_that_there_is_not_is_asked_for_again_later() {
+    let mut world = World::with(1, |config| config.memory_bytes_max = 300 << 10);
+    let ids: Vec<u64> = (0..1000).collect();
+    let first = world.open(0, world.header(RowAction::Pull, &ids, 0));
+    world.bring(first, &bytes_of(&ids));
+    assert!(world.outcome(first).is_some_and(|outcome| outcome.is_ok()));
+    let refused = loop {
+        let round = world.exchanges;
+        let more: Vec<u64> = (1000 * round..1000 * round + 1000).collect();
+        let exchange = world.open(0, world.header(RowAction::Pull, &more, round));
+        world.bring(exchange, &bytes_of(&more));
+        if let Some(Err(error)) = world.outcome(exchange) {
+            break error;
+        }
+    };
+    assert_eq!(refused.code(), Code::ResourceExhausted);
+    assert!(world.booked() <= 300 << 10);
+    let look = world.open(0, world.header(RowAction::Look, &[1], 100));
+    world.bring(look, &bytes_of(&[1]));
+    assert!(world.outcome(look).is_some_and(|outcome| outcome.is_ok()), "what is there can be read");
+}
+
+#[test]
+fn a_server_that_drains_takes_no_new_use_and_answers_repeats() {
+    let mut world = World::of(1);
+    world.push(0, 0, &[5], &[1.0; 2]).unwrap();
+    world.node.handle_drain();
+    assert_eq!(world.push(0, 0, &[5], &[1.0; 2]), Ok(Vec::new()));
+    let error = world.push(0, 1, &[5], &[1.0; 2]).unwrap_err();
+    assert!(error.to_string().contains("draining"), "{error}");
+    assert!(world.node.is_drained());
+}
+
+#[test]
+fn nothing_is_left_of_a_name_that_ended() {
+    let mut world = World::of(1);
+    world.pull(0, 0, &[1, 2, 3]);
+    let open = world.open(0, push_of(&[5], &[1.0; 2], 1).0);
+    world.node.handle_member(MemberEvent::Ended { keys: vec![part().key], below: 1 });
+    world.settle();
+    assert!(world.outcome(open).is_some_and(|outcome| outcome.is_err()));
+    assert_eq!((world.booked(), world.store.rows().len()), (0, 0));
+}
+
+struct World {
+    node: Node,
+    store: Store,
+    exchanges: u64,
+    routes: BTreeMap<ExchangeId, Route>,
+    served: VecDeque<Served>,
+    answers: BTreeMap<ExchangeId, (Vec<u8>, Option<u32>)>,
+    rejected: BTreeMap<ExchangeId, Error>,
+}
+
+impl World {
+    fn of(workers: u32) -> Self {
+        Self::with(workers, |_| {})
+    }
+
+    fn with(workers: u32, change: impl FnOnce(&mut NodeConfig)) -> Self {
+        let mut config = NodeConfig { block_bytes_max: 8, block_bytes_min: 8, ..config() };
+        change(&mut config);
+        let resources =
+            SumResources { kernels: Kernels::portable(), pool: Pool::new(), copies: Copies::default(), defect: None };
+        let mut world = Self {
+            node: Node::new(config),
+            store: Store::new(resources),
+            exchanges: 0,
+            routes: BTreeMap::new(),
+            served: VecDeque::new(),
+            answers: BTreeMap::new(),
+            rejected: BTreeMap::new(),
+        };
+        world.node.handle_member(MemberEvent::View(view(workers, 1, Phase::Running)));
+        (0..workers).for_each(|rank| world.node.handle_link_up(LinkId(rank.into()), node(rank)));
+        world.settle();
+        world
+    }
+
+    fn header(&self, action: RowAction, ids: &[u64], round: u64) -> Rows {
+        header(action, ids, round)
+    }
+
+    fn open(&mut self, rank: u32, header: Rows) -> ExchangeId {
+        self.open_any(rank, Request::Rows(header))
+    }
+
+    fn open_any(&mut self, rank: u32, header: Request) -> ExchangeId {
+        self.exchanges += 1;
+        let exchange = ExchangeId(self.exchanges);
+        let now = Time::ZERO + Duration::from_secs(1);
+        self.node.handle_opened(now, LinkId(rank.into()), exchange, &header);
+        self.settle();
+        exchange
+    }
+
+    fn bring(&mut self, exchange: ExchangeId, bytes: &[u8]) {
+        let Some(route) = self.routes.get(&exchange).copied() else { return };
+        let mut events = Vec::new();
+        self.store.receive(route, exchange, &[bytes], &mut |event| events.push(event));
+        self.hear(events);
+        self.settle();
+    }
+
+    fn tear(&mut self, exchange: ExchangeId) {
+        self.answers.remove(&exchange);
+        self.node.handle_torn(exchange);
+        self.settle();
+    }
+
+    /// The end of an exchange, which reaches its worker; `None` if it has none.
+    fn outcome(&mut self, exchange: ExchangeId) -> Option<Result<Vec<u8>, Error>> {
+        match self.rejected.get(&exchange) {
+            Some(error) => Some(Err(error.clone())),
+            None if self.answers.contains_key(&exchange) => Some(Ok(self.taken(exchange).0)),
+            None => None,
+        }
+    }
+
+    fn taken(&mut self, exchange: ExchangeId) -> (Vec<u8>, u32) {
+        let (body, crc) = self.answers.remove(&exchange).expect("it was answered");
+        self.node.handle_answered(exchange);
+        self.settle();
+        (body, crc.expect("an answer is given whole"))
+    }
+
+    fn counts(&mut self, exchange: ExchangeId) -> Vec<u64> {
+        let body = self.outcome(exchange).unwrap().unwrap();
+        body.as_chunks().0.iter().map(|bytes| u64::from_le_bytes(*bytes)).collect()
+    }
+
+    fn pull(&mut self, rank: u32, round: u64, ids: &[u64]) -> Vec<f32> {
+        let exchange = self.open(rank, header(RowAction::Pull, ids, round));
+        self.bring(exchange, &bytes_of(ids));
+        let body = self.outcome(exchange).unwrap().unwrap();
+        body.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()
+    }
+
+    fn push(&mut self, rank: u32, round: u64, ids: &[u64], gradients: &[f32]) -> Result<Vec<u8>, Error> {
+        let (header, body) = push_of(ids, gradients, round);
+        let exchange = self.open(rank, header);
+        self.bring(exchange, &body);
+        self.outcome(exchange).expect("the push has an end")
+    }
+
+    fn booked(&self) -> u64 {
+        self.node.progress().bytes_in_flight
+    }
+
+    fn settle(&mut self) {
+        loop {
+            while let Some(command) = self.node.next_command() {
+                self.carry_out(command);
+            }
+            let Some(served) = self.served.pop_front() else { return };
+            self.node.handle_served(&served);
+        }
+    }
+
+    fn carry_out(&mut self, command: Command) {
+        match command {
+            Command::Step(work) => {
+                if let Some((exchange, route)) = work.receives() {
+                    self.routes.insert(exchange, route);
+                }
+                let mut events = Vec::new();
+                self.store.step(work, &mut |event| events.push(event));
+                self.hear(events);
+            }
+            Command::Unroute { exchange } => assert!(self.routes.remove(&exchange).is_some(), "a route ends once"),
+            Command::Reject { exchange, error, .. } => {
+                self.answers.remove(&exchange);
+                assert!(self.rejected.insert(exchange, error).is_none(), "an exchange ends once");
+            }
+            Command::Grant { .. } | Command::Short { .. } => {}
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn hear(&mut self, events: Vec<Event>) {
+        for event in events {
+            match event {
+                Event::Served(served) => self.served.push_back(served),
+                Event::Send(Outgoing::Answer { exchange, header: Response::Rows(_) }) => {
+                    assert!(self.answers.insert(exchange, (Vec::new(), None)).is_none(), "answered once");
+                }
+                Event::Send(Outgoing::Block { exchange, block }) => {
+                    self.answers.get_mut(&exchange).expect("it was begun").0.extend_from_slice(&block);
+                }
+                Event::Send(Outgoing::End { exchange, checksum }) => {
+                    self.answers.get_mut(&exchange).expect("it was begun").1 = Some(checksum);
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+}
+
+fn header(action: RowAction, ids: &[u64], round: u64) -> Rows {
+    Rows {
+        target: Target { epoch: EPOCH, part: part(), round: Round(round) },
+        action,
+        urgency: 0,
+        spec: SPEC.parse().unwrap(),
+        shards: Shards::ALL,
+        step: round,
+        ids: ids.len() as u64,
+        checksum: None,
+    }
+}
+
+fn push_of(ids: &[u64], gradients: &[f32], round: u64) -> (Rows, Vec<u8>) {
+    let gradients: Vec<u8> = gradients.iter().flat_map(|number| number.to_le_bytes()).collect();
+    (header(RowAction::Push, ids, round), [bytes_of(ids), gradients].concat())
+}
+
+fn bytes_of(ids: &[u64]) -> Vec<u8> {
+    ids.iter().flat_map(|id| id.to_le_bytes()).collect()
+}
+
+fn part() -> PartId {
+    PartId { key: TensorKey(7), index: 0 }
+}
