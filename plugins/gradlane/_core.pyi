@@ -13,6 +13,7 @@ __all__ = [
     "Batch",
     "Embedded",
     "Handle",
+    "Rows",
     "SavedCheckpoint",
     "Session",
     "__version__",
@@ -33,6 +34,7 @@ __all__ = [
     "save_checkpoint",
     "serve",
     "step_timeout",
+    "table_text",
     "unwrap_join",
     "wait_any",
     "wrap_join",
@@ -247,6 +249,18 @@ class Session:
         for the value of a push_pull that is not in place. `kind` is its rule, its mode, the name of its clock, and where that
         stands. The other arguments are as for `submit`.
         """
+    def use_rows(
+        self,
+        asked: tuple[str, str, str, int, tuple[float, float, int], int, float | None],
+        ids: tuple[int, int],
+        gradients: tuple[int, int],
+    ) -> Rows:
+        """Starts a use of rows of a table.
+
+        `asked`: the table's name and its text, what to do ("pull", "look", "push", "shrink", "stats" or "clear"), the steps
+        before, of a shrink its decay, its least score and its most idle steps, then the priority and the timeout. `ids` and
+        `gradients` are an address and a number of elements, uint64 and float32, or (0, 0). Both are read during the call.
+        """
     def tick(
         self, clock: tuple[str, str], round: tuple[int, int], how: tuple[bool, bool, float | None]
     ) -> tuple[int, int, int, str]:
@@ -333,6 +347,22 @@ class Session:
         """Ends this process's work; every member gets `cause`. Waits for the coordinator's answer."""
     def shutdown(self, timeout: float) -> None:
         """Leaves the job; pending handles fail. Repeating it does nothing."""
+
+@final
+class Rows:
+    """A use of a table under way."""
+
+    @property
+    def version(self) -> int | None:
+        """The lowest version of the parts that were used, once it has ended well."""
+    def wait(self, timeout: float | None) -> None:
+        """Waits for the end, at most `timeout` seconds, and raises its error."""
+    def poll(self) -> bool:
+        """Whether it has ended."""
+    def read_rows(self, address: int) -> None:
+        """Writes the rows of a pull that has ended well to this address, in the order of the ids."""
+    def counts(self) -> list[int]:
+        """Sums over all servers: rows looked at, rows removed, rows, ids that wait, bytes, ids whose gradients were dropped."""
 
 @final
 class Batch:
@@ -456,6 +486,9 @@ class SavedCheckpoint:
 
     def read(self, name: str) -> bytes:
         """The values of a tensor, in little-endian bytes."""
+
+def table_text(text: str) -> str:
+    """The text of a table as workers compare it, from one that names its rule and its settings."""
 
 def config_report(arguments: dict[str, str]) -> str: ...
 def step_timeout(arguments: dict[str, str]) -> float:

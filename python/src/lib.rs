@@ -22,6 +22,7 @@ mod parts;
 mod reduction;
 mod session;
 mod store;
+mod table;
 mod wait;
 
 /// The module's contents.
@@ -30,10 +31,12 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add_class::<session::Session>()?;
     module.add_class::<handle::Handle>()?;
+    module.add_class::<table::Rows>()?;
     module.add_class::<batch::Batch>()?;
     module.add_class::<embedded::Embedded>()?;
     module.add_function(wrap_pyfunction!(handle::wait_any, module)?)?;
     module.add_function(wrap_pyfunction!(copies::copy_seconds, module)?)?;
+    module.add_function(wrap_pyfunction!(table::table_text, module)?)?;
     errors::register(module)?;
     metrics::register(module)?;
     reduction::register(module)?;

@@ -10,9 +10,14 @@ use super::driver::Engine;
 use super::handle::Handle;
 use super::submit::HERE_BYTES_MAX;
 use crate::error::{Error, Result};
+use crate::mem::Pool;
 use crate::mem::borrow::{self, OwnedBytes, Staging};
 use crate::pipeline::Stage;
-use crate::types::{Demand, PartId, Priority, Round, RowAction, RowsCut, Shards, Span, TableSpec, TensorSpec};
+use crate::types::{
+    Demand, Effect, Epoch, PartId, Priority, Round, RowAction, RowsCut, Shards, Span, TableSpec, TensorSpec, Version,
+    WorkerId,
+};
+use crate::wire::{Rows, Target};
 
 /// One use of a table.
 #[derive(Debug)]
@@ -132,6 +137,37 @@ impl Engine {
 }
 
 impl RowsUse<'_> {
+    /// Does the use at once by `serve`, which gets what a server would get of a table in one part, and gives what that would answer. The handle
+    /// has the number `id` and has resolved.
+    ///
+    /// # Errors
+    /// As [`Engine::use_rows`].
+    pub fn alone(self, id: u64, serve: impl FnOnce(&Rows, &[u8]) -> Result<(Version, Vec<u8>)>) -> Result<RowsHandle> {
+        Demand::Rows { action: self.action, step: self.step }.check(&self.tensor)?;
+        let spec = self.tensor.kind.table().expect("checked just now");
+        self.check(&spec, &WorkerId(0).to_string())?;
+        let part = PartId { key: self.tensor.key(), index: 0 };
+        let Packed { body, cuts, places, answer_bytes } = self.packed(&spec, &[(part, Shards::ALL)])?;
+        let header = Rows {
+            target: Target { epoch: Epoch::default(), part, round: Round(id) },
+            action: self.action,
+            urgency: 0,
+            spec,
+            shards: Shards::ALL,
+            step: self.step,
+            ids: cuts[0].ids,
+            checksum: None,
+        };
+        let mut answer = Pool::new().lease(answer_bytes);
+        let used = serve(&header, &body).map(|(version, bytes)| {
+            answer.copy_from_slice(&bytes);
+            Effect::accepted(version)
+        });
+        let counts = if self.action.has_ids() { 0 } else { 1 };
+        let dim = usize::try_from(spec.dim).expect("a few");
+        Ok(RowsHandle { handle: Handle::used(id, used), answer: Arc::new(Staging::new(answer)), places, dim, counts })
+    }
+
     fn check(&self, spec: &TableSpec, rank: &str) -> Result<()> {
         let name = &self.tensor.name;
         let invalid = |what: String, hint: &str| Err(Error::InvalidArgument { what, hint: hint.to_owned() });

@@ -8,8 +8,8 @@ use std::time::Duration;
 use gradlane_core::config::Config;
 use gradlane_core::device::Device;
 use gradlane_core::engine::{
-    self, BatchSubmission, FeedbackState, FiniteCheck, Followed, Handle, Member, Metrics, ParameterUse, Step,
-    Submission, Timeline,
+    self, BatchSubmission, FeedbackState, FiniteCheck, Followed, Handle, Member, Metrics, ParameterUse, RowsHandle,
+    RowsUse, Step, Submission, Timeline,
 };
 use gradlane_core::mem::Doubt;
 use gradlane_core::metrics::Instance;
@@ -21,6 +21,7 @@ use gradlane_core::{Error, Result};
 
 use crate::own_checkpoints::OwnCheckpoints;
 use crate::own_store::OwnStore;
+use crate::own_tables::OwnTables;
 use crate::parameters::Parameters;
 use crate::place::{ALONE, Ended, Place};
 use crate::probe::Probe;
@@ -36,6 +37,7 @@ pub(crate) struct Alone {
     doubt: Doubt,
     followed: Arc<Followed>,
     parameters: Parameters,
+    tables: OwnTables,
     checkpoints: OwnCheckpoints,
     store: OwnStore,
     finite: FiniteCheck,
@@ -65,6 +67,7 @@ impl Alone {
             doubt,
             followed,
             parameters,
+            tables: OwnTables::new(),
             checkpoints: OwnCheckpoints::new(config),
             store,
             finite,
@@ -139,6 +142,7 @@ impl Place for Alone {
 
     fn undeclare(&self, names: &[String], _: Option<Duration>) -> Result<()> {
         self.parameters.forget(names);
+        self.tables.forget(names);
         Ok(())
     }
 
@@ -173,6 +177,11 @@ impl Place for Alone {
         }
         ended(id);
         Ok(Handle::used(id, used))
+    }
+
+    /// The use has ended when this returns.
+    fn use_rows(&self, asked: RowsUse<'_>) -> Result<RowsHandle> {
+        self.tables.use_rows(self.begin()?, asked)
     }
 
     fn agree_on_empty(&self, _: TensorSpec, _: Option<Duration>) -> Result<Handle> {

@@ -28,6 +28,7 @@ mod operation;
 mod own_checkpoints;
 mod own_process;
 mod own_store;
+mod own_tables;
 mod owners;
 mod parameters;
 mod place;

@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use gradlane_core::Result;
 use gradlane_core::device::Device;
-use gradlane_core::engine::{BatchSubmission, Engine, FeedbackState, Handle, ParameterUse, Step, Submission, Timeline};
+use gradlane_core::engine::{
+    BatchSubmission, Engine, FeedbackState, Handle, ParameterUse, RowsHandle, RowsUse, Step, Submission, Timeline,
+};
 use gradlane_core::mem::Doubt;
 use gradlane_core::metrics::Instance;
 use gradlane_core::types::{
@@ -50,6 +52,8 @@ pub(crate) trait Place: Send + Sync {
     fn submit_all(&self, submission: BatchSubmission<'_>, waits: Option<Duration>, ended: Ended) -> Result<Handle>;
 
     fn access(&self, asked: ParameterUse, waits: Option<Duration>, ended: Ended) -> Result<Handle>;
+
+    fn use_rows(&self, asked: RowsUse<'_>) -> Result<RowsHandle>;
 
     fn agree_on_empty(&self, tensor: TensorSpec, timeout: Option<Duration>) -> Result<Handle>;
 
@@ -164,6 +168,10 @@ impl Place for Engine {
             Some(patience) => self.begin_to_access(asked, patience, ended),
             None => self.access(asked, ended),
         }
+    }
+
+    fn use_rows(&self, asked: RowsUse<'_>) -> Result<RowsHandle> {
+        self.use_rows(asked)
     }
 
     fn agree_on_empty(&self, tensor: TensorSpec, timeout: Option<Duration>) -> Result<Handle> {

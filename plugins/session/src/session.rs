@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use gradlane_core::config::Config;
 use gradlane_core::engine::{
-    BatchSubmission, Engine, EngineOptions, FeedbackState, Handle, ParameterUse, Step, Submission, Timeline,
+    BatchSubmission, Engine, EngineOptions, FeedbackState, Handle, ParameterUse, RowsHandle, RowsUse, Step, Submission,
+    Timeline,
 };
 use gradlane_core::identity::Credentials;
 use gradlane_core::mem::{Copies, Doubt};
@@ -271,6 +272,14 @@ impl Session {
     ) -> Result<Operation> {
         let handle = self.place.access(asked, waits, self.ended(ended))?;
         Ok(self.operation(handle))
+    }
+
+    /// Uses rows of a table; see [`Engine::use_rows`]. A job of one worker without servers keeps the rows itself.
+    ///
+    /// # Errors
+    /// As [`Engine::use_rows`].
+    pub fn use_rows(&self, asked: RowsUse<'_>) -> Result<RowsHandle> {
+        self.place.use_rows(asked)
     }
 
     /// An operation of this session, by its handle, for threads that wait for the [first](crate::wait_any) of several.

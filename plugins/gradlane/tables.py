@@ -1,0 +1,332 @@
+"""Tables: rows of float32 by id, which servers keep. They hold embeddings that fit no worker.
+
+    from gradlane import rules
+    from gradlane.tables import Table
+
+    table = Table("items", 16, rule=rules.Adagrad(lr=0.1), init="uniform", scale=0.05)
+    rows = table.pull(ids)                    # float32, of the shape of the ids and 16
+    table.push(ids, gradients)                # a gradient for each id
+
+An id is any number of 64 bits. It has no row before it is used: a *pull* gives it one, whose first values follow from the
+table's seed and the id alone, whatever servers there are. `look` reads rows without making any, for evaluation. A *push*
+changes rows by the table's rule; gradients of one id are added up first. No call waits for another worker, each change is
+made exactly once, also if a connection breaks, and the uses of one table by one worker come one after the other.
+
+The rows are spread over all servers. All workers make the table with the same arguments; who gives others hears of both in
+a `MismatchError`. Rules that follow the steps of the training, such as Adam, take the steps that `push` is told; without
+them, a worker's own pushes count.
+
+In a job of one worker without servers, the worker keeps the rows itself. Tables end with their job: `checkpoint.save`
+refuses a job that has one.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import Any, Generic, Literal, TypeVar
+
+from gradlane import _core, _session, rules
+from gradlane._arguments import check_name, check_priority, check_timeout
+from gradlane._buffers import Buffer
+from gradlane.errors import InvalidArgumentError
+from gradlane.parameters import located_argument
+
+__all__ = ["Counts", "Pending", "Table"]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What servers count in a table; sums over all of them."""
+
+    scanned: int
+    """Rows that a shrink has looked at; 0 of `stats`."""
+    evicted: int
+    """Rows that this shrink has removed; of `stats`, all that were ever removed."""
+    rows: int
+    """Rows that are there."""
+    waiting: int
+    """Ids that were pulled, and have no row yet: see `after`."""
+    bytes: int
+    """Memory that the servers take for the table."""
+    dropped: int
+    """Ids whose gradients were dropped, because they had no row."""
+
+
+class Pending(Generic[T]):
+    """A use of a table under way; `wait()` returns its result."""
+
+    def __init__(self, native: _core.Rows, finish: Any) -> None:
+        """Wraps a use; `finish` makes the result once it has ended well."""
+        self._native = native
+        self._finish = finish
+        self._result: T | None = None
+
+    def wait(self, timeout: float | None = None) -> T:
+        """Waits for the end of the use.
+
+        Args:
+            timeout: seconds from 0 on; None waits until the use ends, which the job's step timeout bounds.
+        Raises:
+            InvalidArgumentError: `timeout` is negative or not a number.
+            TimeoutError: not done within `timeout`; it goes on and may be waited for again.
+            ResourceExhaustedError: the table is full, or a server has no memory for more rows.
+            MismatchError: another worker has made the table with other arguments; both sides are named.
+            PeerLostError: a member of the job died.
+        """
+        check_timeout(timeout)
+        if self._finish is not None:
+            self._native.wait(timeout)
+            self._result = self._finish()
+            self._finish = None
+        return self._result  # type: ignore[return-value]
+
+    def done(self) -> bool:
+        """Whether it has ended."""
+        return self._finish is None or self._native.poll()
+
+
+class Table:
+    """A table of rows of float32 by id, on the servers of the job."""
+
+    def __init__(
+        self,
+        name: str,
+        dim: int,
+        *,
+        rule: rules.Rule | str,
+        init: Literal["zero", "uniform", "normal"] = "zero",
+        scale: float = 0.0,
+        seed: int = 0,
+        after: int = 1,
+        share: float = 1.0,
+        rows: int = 0,
+        full: Literal["refuse", "evict"] = "refuse",
+        bound: float = 0.0,
+    ) -> None:
+        """Describes a table. Servers hear of it with its first use.
+
+        Args:
+            name: equal on all workers, as all that follows.
+            dim: elements of a row, from 1 to 16,384.
+            rule: how gradients change a row: an optimizer that changes each element by itself.
+            init: what rows begin with: zeros, numbers spread evenly from `-scale` to `scale`, or a normal distribution with
+                this standard deviation.
+            scale: for `init`; 0 for zeros.
+            seed: of the first values, from 0 on.
+            after: an id gets its row when it is pulled for the `after`-th time. Until then its row reads as zeros, and
+                gradients for it are dropped.
+            share: the share of ids that get a row at all, above 0 and up to 1. A hash of seed and id chooses them.
+            rows: the most rows over all servers, of which each has its share; 0 for as many as their memory holds.
+            full: what a full table does: "refuse" fails a use that needs more rows, which changes nothing then; "evict"
+                lets a row go that was not used for long.
+            bound: values are clamped to plus or minus this after each step; 0 for no bound.
+        Raises:
+            InvalidArgumentError: an argument is not what it should be; it is named.
+        """
+        check_name(name)
+        self.name, self.dim = name, dim
+        settings = {"init": (init, "zero"), "scale": (scale, 0), "seed": (seed, 0), "after": (after, 1), "share": (share, 1)}
+        settings |= {"rows": (rows, 0), "full": (full, "refuse"), "bound": (bound, 0)}
+        said = [f"dim={dim}", *(f"{setting}={value}" for setting, (value, usual) in settings.items() if value != usual)]
+        text = rules.text_of(rule)
+        if text is None:
+            raise InvalidArgumentError("rule=None; a table needs a rule, such as rules.SGD(lr=0.1)")
+        self._text = _core.table_text(f"{text};{','.join(said)}")
+        self._pushes = 0
+
+    def __repr__(self) -> str:
+        """Its name, and the text that workers compare."""
+        return f"Table({self.name!r}, {self._text!r})"
+
+    def pull(self, ids: Any, out: Any = None, *, priority: int = 0, timeout: float | None = None) -> Any:
+        """Read rows for training: an id without a row gets one, if the table admits it.
+
+        Args:
+            ids: int64 of any shape, contiguous on the CPU, or a list of int; ids may come several times. Unsigned ones
+                count by their bits.
+            out: float32 of the shape of the ids and `dim`, contiguous on the CPU; None makes it, a tensor of PyTorch if the
+                ids are one, otherwise an array of NumPy.
+            priority: higher goes first; only the order matters.
+            timeout: seconds for the whole use; None takes the job's step timeout, which is also the upper bound.
+        Returns:
+            `out`.
+        Raises:
+            ResourceExhaustedError: the table is full, or a server has no memory for more rows.
+            MismatchError: another worker has made the table with other arguments; both sides are named.
+            InvalidArgumentError: an argument is not what it should be, or there are more than 1,048,576 ids.
+        """
+        return self._read("pull", ids, out, priority, timeout).wait()
+
+    def pull_async(self, ids: Any, out: Any = None, *, priority: int = 0, timeout: float | None = None) -> Pending[Any]:
+        """Like `pull`, but returns at once: to fetch the rows of the next batch while this one is computed.
+
+        It reads what this worker has pushed before the call, and perhaps more of others.
+        """
+        return self._read("pull", ids, out, priority, timeout)
+
+    def look(self, ids: Any, out: Any = None, *, priority: int = 0, timeout: float | None = None) -> Any:
+        """Read rows for evaluation, as `pull`. It makes no row and changes nothing: ids without a row read as what it would begin with."""
+        return self._read("look", ids, out, priority, timeout).wait()
+
+    def push(
+        self, ids: Any, gradients: Any, *, step: int | None = None, priority: int = 0, timeout: float | None = None
+    ) -> None:
+        """Change rows by gradients, as the rule says.
+
+        Args:
+            ids: as for `pull`. Gradients of an id that comes several times are added up first.
+            gradients: float32 of the shape of the ids and `dim`, contiguous on the CPU. It is only read, during the call.
+            step: the steps of the training before this one, from 0; servers take the highest that any worker has said. None
+                counts the pushes of this object.
+            priority: as for `pull`.
+            timeout: as for `pull`.
+        Raises:
+            NotFiniteError: a gradient is infinite or not a number; nothing was sent.
+            ResourceExhaustedError: as `pull`.
+            MismatchError: as `pull`.
+            InvalidArgumentError: as `pull`, or a gradient of another shape or dtype.
+        """
+        self.push_async(ids, gradients, step=step, priority=priority, timeout=timeout).wait()
+
+    def push_async(
+        self, ids: Any, gradients: Any, *, step: int | None = None, priority: int = 0, timeout: float | None = None
+    ) -> Pending[None]:
+        """Like `push`, but returns once the gradients were read."""
+        place = _ids_of(ids)
+        shape = (*_shape_of(place), self.dim)
+        given = _floats("gradients", gradients, shape, writable=False)
+        step = self._pushes if step is None else step
+        native = self._begin("push", place, given, step, priority, timeout)
+        self._pushes = max(self._pushes, step) + 1
+        return Pending(native, lambda: None)
+
+    def shrink(
+        self, *, decay: float = 1.0, min_score: float = 0.0, max_idle: int | None = None, timeout: float | None = None
+    ) -> Counts:
+        """Remove rows that are not worth their place, on all servers.
+
+        A row's score is 1 for each push, and decays here. A row is idle for the steps since its last push or pull.
+
+        Args:
+            decay: the scores of all rows are multiplied by this first, from 0 to 1.
+            min_score: rows with a lower score go.
+            max_idle: rows that are idle for more steps go; None for none of them.
+            timeout: as for `pull`.
+        Returns:
+            What was scanned, evicted and is left.
+        """
+        bounds = (float(decay), float(min_score), (1 << 64) - 1 if max_idle is None else max_idle)
+        return self._count("shrink", bounds, timeout)
+
+    def stats(self, *, timeout: float | None = None) -> Counts:
+        """Count what is there, on all servers."""
+        return self._count("stats", _KEEP, timeout)
+
+    def clear(self, *, timeout: float | None = None) -> None:
+        """Remove all rows."""
+        self._begin("clear", None, None, self._pushes, 0, timeout).wait(timeout)
+
+    def _read(self, action: str, ids: Any, out: Any, priority: int, timeout: float | None) -> Pending[Any]:
+        place = _ids_of(ids)
+        shape = (*_shape_of(place), self.dim)
+        if out is None:
+            out = _empty(ids, shape)
+        into = _floats("out", out, shape, writable=True)
+        native = self._begin(action, place, None, self._pushes, priority, timeout)
+
+        def finish() -> Any:
+            if into is not None:
+                native.read_rows(into.address)
+            return out
+
+        return Pending(native, finish)
+
+    def _count(self, action: str, bounds: tuple[float, float, int], timeout: float | None) -> Counts:
+        native = self._begin(action, None, None, self._pushes, 0, timeout, bounds)
+        native.wait(timeout)
+        return Counts(*native.counts())
+
+    def _begin(
+        self,
+        action: str,
+        ids: Buffer | None,
+        gradients: Buffer | None,
+        step: int,
+        priority: int,
+        timeout: float | None,
+        bounds: tuple[float, float, int] | None = None,
+    ) -> _core.Rows:
+        check_timeout(timeout)
+        if isinstance(step, bool) or not isinstance(step, int) or not 0 <= step < 1 << 48:
+            raise InvalidArgumentError(f"step={step!r}; give the steps before this one, from 0")
+        asked = (self.name, self._text, action, step, bounds or _KEEP, check_priority(priority), timeout)
+        ids_at, gradients_at = ((0, 0) if place is None else (place.address, place.len) for place in (ids, gradients))
+        return _session.session().use_rows(asked, ids_at, gradients_at)
+
+
+_KEEP = (1.0, 0.0, (1 << 64) - 1)
+"""The bounds of a shrink that removes nothing."""
+
+
+def _ids_of(ids: Any) -> Buffer | None:
+    """The memory of ids; None if there are none."""
+    if isinstance(ids, list | tuple | range):
+        import array
+
+        try:
+            ids = array.array("q", ids)
+        except (TypeError, OverflowError):
+            raise InvalidArgumentError(f"ids={ids!r:.100}; give a list of int of 64 bits, or an array of int64") from None
+    kind = getattr(ids, "dtype", None)
+    if str(kind) == "uint64":
+        ids = ids.view("int64")
+    if _count_of(ids) == 0:
+        return None
+    place = located_argument("ids", ids, writable=False)
+    if place.dtype != "int64" or place.device is not None:
+        where = "the CPU" if place.device is None else f"device {place.device}"
+        raise InvalidArgumentError(f"ids: {place.dtype} on {where}; give int64 on the CPU")
+    return place
+
+
+def _count_of(value: Any) -> int | None:
+    """How many elements something with a shape has; None if it does not say."""
+    shape = getattr(value, "shape", None)
+    if shape is None:
+        return len(value) if hasattr(value, "__len__") else None
+    count = 1
+    for size in shape:
+        count *= size
+    return count
+
+
+def _shape_of(place: Buffer | None) -> tuple[int, ...]:
+    return (0,) if place is None else place.shape
+
+
+def _floats(argument: str, value: Any, shape: tuple[int, ...], *, writable: bool) -> Buffer | None:
+    """The memory of float32 of this shape; None if it has no elements."""
+    if 0 in shape and _count_of(value) == 0:
+        return None
+    place = located_argument(argument, value, writable=writable)
+    if place.dtype != "float32" or place.device is not None or tuple(place.shape) != shape:
+        where = "the CPU" if place.device is None else f"device {place.device}"
+        raise InvalidArgumentError(
+            f"{argument}: {place.dtype} of shape {list(place.shape)} on {where}; give float32 of shape {list(shape)} on the CPU"
+        )
+    return place
+
+
+def _empty(ids: Any, shape: tuple[int, ...]) -> Any:
+    """Memory for rows, of the kind of the ids."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(ids, torch.Tensor):
+        return torch.empty(shape, dtype=torch.float32)
+    try:
+        import numpy
+    except ImportError:
+        raise InvalidArgumentError("out=None, and NumPy is not installed; give memory for the rows") from None
+    return numpy.empty(shape, dtype=numpy.float32)

@@ -1,0 +1,113 @@
+//! `gradlane._core.Rows`: a use of a table under way.
+
+use std::time::Duration;
+
+use gradlane_core::engine::{RowsHandle, RowsUse, ShrinkBounds};
+use gradlane_core::types::{Effect, Priority, RowAction, TableSpec, TensorSpec};
+use gradlane_core::{Error, Result};
+use gradlane_session::Session;
+use pyo3::prelude::*;
+
+use crate::errors;
+use crate::own_process::Own;
+use crate::wait::{duration, wait_interruptibly};
+
+/// A use of a table that was begun. In a forked child its methods raise `ForkedProcessError`.
+#[pyclass(frozen, module = "gradlane._core")]
+pub(crate) struct Rows(Own<Kept>);
+
+struct Kept {
+    rows: RowsHandle,
+    numbers: usize,
+}
+
+/// What a use says beside its memory: the name of the table and its text, the action, the step, the bounds of a shrink, the priority and the
+/// timeout.
+pub(crate) type Asked = (String, String, String, u64, (f64, f64, u64), i32, Option<f64>);
+
+/// The text of a table as workers compare it.
+///
+/// # Errors
+/// As [`TableSpec::from_str`](std::str::FromStr::from_str).
+#[pyfunction]
+pub(crate) fn table_text(py: Python<'_>, text: &str) -> PyResult<String> {
+    let spec = text.parse::<TableSpec>().map_err(|error| errors::raise(py, &error))?;
+    Ok(spec.to_string())
+}
+
+/// Numbers in memory that the caller keeps for the call: their address, and how many there are.
+pub(crate) type Numbers = (usize, usize);
+
+/// These numbers.
+///
+/// # Safety
+/// They are there, aligned, and nobody writes them while the slice lives.
+#[expect(unsafe_code, reason = "Python gives addresses")]
+pub(crate) unsafe fn numbers<'a, T>((address, len): Numbers) -> &'a [T] {
+    if len == 0 {
+        return &[];
+    }
+    // SAFETY: by this function's contract.
+    unsafe { std::slice::from_raw_parts(std::ptr::with_exposed_provenance(address), len) }
+}
+
+/// Begins a use of these ids, and with these gradients if it is a push.
+pub(crate) fn begin(session: &Session, asked: Asked, ids: &[u64], gradients: &[f32]) -> Result<Rows> {
+    let (name, spec, action, step, (decay, min_score, max_idle), priority, timeout) = asked;
+    let spec: TableSpec = spec.parse()?;
+    let found = RowAction::ALL.into_iter().find(|of| of.to_string() == action);
+    let action = found.ok_or_else(|| Error::Internal { what: format!("there is no use {action} of a table") })?;
+    let asked = RowsUse {
+        tensor: TensorSpec::table(name, spec),
+        action,
+        step,
+        ids,
+        gradients,
+        bounds: ShrinkBounds { decay, min_score, max_idle },
+        priority: Priority(priority),
+        timeout: timeout.map(duration),
+    };
+    let numbers = usize::try_from(action.got_bytes(ids.len() as u64, spec.dim) / 4).expect("in memory");
+    Ok(Rows(Own::new(Kept { rows: session.use_rows(asked)?, numbers })))
+}
+
+#[pymethods]
+impl Rows {
+    /// Waits for the end of the use, at most `timeout` seconds, and raises its error.
+    fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
+        let kept = self.0.get(py)?;
+        let outcome = wait_interruptibly(py, timeout, |slice: Duration| kept.rows.handle().wait(Some(slice)))?;
+        outcome.map_err(|error| errors::raise(py, &error))
+    }
+
+    /// Whether the use has ended, with success or an error.
+    fn poll(&self, py: Python<'_>) -> PyResult<bool> {
+        Ok(self.0.get(py)?.rows.handle().outcome().is_some())
+    }
+
+    /// The lowest version of the parts of the table that were used, once the use has ended well.
+    #[getter]
+    fn version(&self, py: Python<'_>) -> PyResult<Option<u64>> {
+        Ok(self.0.get(py)?.rows.handle().effect().map(|Effect { version, .. }| version.0))
+    }
+
+    /// Writes the rows of a pull that has ended well to this address, where there is memory for so many f32, in the order of the ids.
+    #[expect(unsafe_code, reason = "Python gives addresses")]
+    fn read_rows(&self, py: Python<'_>, address: usize) -> PyResult<()> {
+        let Kept { rows, numbers } = self.0.get(py)?;
+        if *numbers > 0 {
+            // SAFETY: the caller has as much memory there, aligned, and uses it for nothing else during the call.
+            let out =
+                unsafe { std::slice::from_raw_parts_mut(std::ptr::with_exposed_provenance_mut(address), *numbers) };
+            py.detach(|| rows.read_rows(out));
+        }
+        Ok(())
+    }
+
+    /// What all servers together have counted: rows that were looked at, rows that were removed, rows, ids that wait, bytes, and ids whose
+    /// gradients were dropped.
+    fn counts(&self, py: Python<'_>) -> PyResult<[u64; 6]> {
+        let counts = self.0.get(py)?.rows.counts();
+        Ok([counts.scanned, counts.evicted, counts.rows, counts.waiting, counts.bytes, counts.dropped])
+    }
+}
