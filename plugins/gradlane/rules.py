@@ -52,6 +52,7 @@ __all__ = [
     "RMSprop",
     "Rule",
     "Schedule",
+    "SparseAdam",
     "StepDecay",
     "Window",
 ]
@@ -227,6 +228,15 @@ class Adam(Rule):
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
     weight_decay: float = 0.0
+    clip_value: float = 0.0
+
+
+@dataclass(frozen=True)
+class SparseAdam(Rule):
+    """Adam as PyTorch's optimizer of this name has it: `eps` is added to the root before that is corrected. For `gradlane.tables`."""
+
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
     clip_value: float = 0.0
 
 

@@ -95,7 +95,7 @@ fn rows(rule: &Rule) -> &'static [&'static str] {
     match rule.optimizer() {
         Optimizer::Sgd if has("momentum") => &["momentum_buffer"],
         Optimizer::Sgd => &[],
-        Optimizer::Adam | Optimizer::AdamW => &["exp_avg", "exp_avg_sq"],
+        Optimizer::Adam | Optimizer::AdamW | Optimizer::SparseAdam => &["exp_avg", "exp_avg_sq"],
         Optimizer::Adamax => &["exp_avg", "exp_inf"],
         Optimizer::Muon => &["momentum_buffer", SCRATCH],
         Optimizer::Adagrad => &["sum"],
@@ -119,7 +119,8 @@ fn initial(rule: &Rule) -> f64 {
         | Optimizer::RmsProp
         | Optimizer::Adamax
         | Optimizer::Lion
-        | Optimizer::Muon => 0.0,
+        | Optimizer::Muon
+        | Optimizer::SparseAdam => 0.0,
     }
 }
 

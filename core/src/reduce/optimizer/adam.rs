@@ -1,4 +1,5 @@
-//! Adam; its two forms differ in the weight decay alone, which is done before.
+//! Adam. Two of its forms differ in the weight decay alone, which is done before. The sparse one adds `eps` to the root before that is
+//! corrected.
 
 use super::run::{Real, Run, correction, towards};
 use crate::types::Rule;
@@ -26,6 +27,12 @@ impl<R: Real> Adam<R> {
             kept: R::of(beta2),
             taken: R::of(1.0 - beta2),
         }
+    }
+
+    /// The sparse form. Its `eps` is divided by the correction here, so that the formula is the same.
+    pub(super) fn sparse_at(rule: &Rule, rate: f64, step: u64) -> Self {
+        let root = correction(rule.setting("beta2"), step).sqrt();
+        Self { eps: R::of(rule.setting("eps") / root), ..Self::at(rule, rate, step) }
     }
 
     #[inline(always)]

@@ -98,8 +98,16 @@ mod tests {
 
     #[test]
     fn a_row_changes_as_a_part_of_a_parameter_does() {
-        for text in ["sgd:lr=0.1,momentum=0.9", "adam:lr=0.01", "adagrad:lr=0.1", "rmsprop", "lion", "adamw", "adamax"]
-        {
+        for text in [
+            "sgd:lr=0.1,momentum=0.9",
+            "adam:lr=0.01",
+            "sparseadam",
+            "adagrad:lr=0.1",
+            "rmsprop",
+            "lion",
+            "adamw",
+            "adamax",
+        ] {
             let rule: Rule = text.parse().unwrap();
             for dim in [1, 3, 16, 65] {
                 let of_row = RowRule::new(rule, dim, None, Kernels::detect());

@@ -41,17 +41,22 @@ impl<R: Real> Terms<R> {
     /// Those of the step of the part with this number, from 1, which so many steps of the job precede.
     pub(super) fn at(rule: &Rule, step: u64, global_step: u64) -> Self {
         let rate = schedule::rate(rule, global_step);
-        let (bound, decay) = (rule.setting("clip_value"), rule.setting("weight_decay"));
+        let bound = rule.setting("clip_value");
+        let decay = if rule.optimizer() == Optimizer::SparseAdam { 0.0 } else { rule.setting("weight_decay") };
         let decay = match rule.optimizer() {
             _ if decay == 0.0 => Decay::Not,
             Optimizer::AdamW | Optimizer::Lion | Optimizer::Muon => Decay::Apart(R::of(1.0 - rate * decay)),
-            Optimizer::Sgd | Optimizer::Adam | Optimizer::Adagrad | Optimizer::RmsProp | Optimizer::Adamax => {
-                Decay::InGradient(R::of(decay))
-            }
+            Optimizer::Sgd
+            | Optimizer::Adam
+            | Optimizer::SparseAdam
+            | Optimizer::Adagrad
+            | Optimizer::RmsProp
+            | Optimizer::Adamax => Decay::InGradient(R::of(decay)),
         };
         let formula = match rule.optimizer() {
             Optimizer::Sgd => Formula::Sgd(Sgd::at(rule, rate, step)),
             Optimizer::Adam | Optimizer::AdamW => Formula::Adam(Adam::at(rule, rate, step)),
+            Optimizer::SparseAdam => Formula::Adam(Adam::sparse_at(rule, rate, step)),
             Optimizer::Adagrad => Formula::Adagrad(Adagrad::at(rule, rate, step)),
             Optimizer::RmsProp => Formula::RmsProp(RmsProp::of(rule, rate)),
             Optimizer::Adamax => Formula::Adamax(Adamax::at(rule, rate, step)),

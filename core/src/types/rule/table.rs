@@ -20,6 +20,8 @@ pub enum Optimizer {
     Lion = 7,
     /// Muon: a momentum of a matrix, made orthogonal, with the weight decay apart from the gradient.
     Muon = 8,
+    /// Adam as PyTorch's `SparseAdam` has it: `eps` is added to the root before it is corrected.
+    SparseAdam = 9,
 }
 
 /// How the learning rate follows the number of steps before. The discriminants are wire codes and never change.
@@ -115,7 +117,7 @@ const WEIGHT_DECAY: Setting = not_negative("weight_decay", 0.0);
 
 /// To add an optimizer, add a variant above, a row here, and its arithmetic to [`reduce::optimizer`](crate::reduce::optimizer). Defaults are
 /// those of PyTorch.
-pub(super) const TABLE: [Row; 8] = [
+pub(super) const TABLE: [Row; 9] = [
     Row {
         optimizer: Optimizer::Sgd,
         name: "sgd",
@@ -208,6 +210,17 @@ pub(super) const TABLE: [Row; 8] = [
             Setting { name: "rows", default: 0.0, range: Range::Rows },
         ],
     },
+    Row {
+        optimizer: Optimizer::SparseAdam,
+        name: "sparseadam",
+        settings: &[
+            not_negative("lr", 1e-3),
+            share("beta1", 0.9),
+            share("beta2", 0.999),
+            positive("eps", 1e-8),
+            CLIP_VALUE,
+        ],
+    },
 ];
 
 /// How Muon's learning rate follows the shape: the names of PyTorch, in the order in which they travel.
@@ -251,8 +264,17 @@ pub(super) const OF_AVERAGES: [(&str, &str); 3] =
 
 impl Optimizer {
     /// All of them, in the order of their codes.
-    pub const ALL: [Self; 8] =
-        [Self::Sgd, Self::Adam, Self::AdamW, Self::Adagrad, Self::RmsProp, Self::Adamax, Self::Lion, Self::Muon];
+    pub const ALL: [Self; 9] = [
+        Self::Sgd,
+        Self::Adam,
+        Self::AdamW,
+        Self::Adagrad,
+        Self::RmsProp,
+        Self::Adamax,
+        Self::Lion,
+        Self::Muon,
+        Self::SparseAdam,
+    ];
 
     pub(super) fn row(self) -> &'static Row {
         &TABLE[self as usize - 1]
