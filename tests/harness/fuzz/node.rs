@@ -24,7 +24,7 @@ use gradlane_core::wire::{
 use gradlane_server::handle::DefaultHandle;
 use gradlane_server::node::Node;
 use gradlane_server::node::accumulator::SumResources;
-use gradlane_server::node::command::{Archive, Command, Receipt, Route, Served, Step, ValueStep, Work};
+use gradlane_server::node::command::{Archive, Command, Receipt, Route, RowsStep, Served, Step, ValueStep, Work};
 use gradlane_server::node::event::Event;
 use gradlane_server::node::store::Store;
 
@@ -390,7 +390,8 @@ impl World {
                     } => {
                         self.check_sender(*exchange, None);
                     }
-                    Work::Sum { .. } | Work::Parameter { .. } => {}
+                    Work::Table { step: RowsStep::Serve { exchange, .. }, .. } => self.check_sender(*exchange, None),
+                    Work::Sum { .. } | Work::Parameter { .. } | Work::Table { .. } => {}
                 }
                 let mut events = Vec::new();
                 self.store.step(work, &mut |event| events.push(event));
@@ -542,6 +543,7 @@ fn is_end(work: &Work) -> bool {
         work,
         Work::Sum { step: Step::Drop | Step::DropResidual, .. }
             | Work::Parameter { step: ValueStep::Drop | ValueStep::Forget { .. } | ValueStep::Unread, .. }
+            | Work::Table { step: RowsStep::Drop | RowsStep::Forget { .. } | RowsStep::Leave { .. }, .. }
     )
 }
 

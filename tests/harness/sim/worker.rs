@@ -357,7 +357,7 @@ impl WorkerProcess {
     /// What a new task moves.
     fn pieces(&self, task: TaskId) -> Payload {
         let region = |place: usize| {
-            move |Piece { submission, tensor, span }: Piece| Region {
+            move |Piece { submission, tensor, span, into: _ }: Piece| Region {
                 buffer: self.lent[&submission][tensor][place],
                 span,
             }

@@ -3,10 +3,11 @@
 use super::values::{mode, participants};
 use crate::types::{
     Access, Average, CodecSpec, DType, Effect, Encoding, Epoch, Fate, KeyPart, Mode, Op, Optimizer, PartId,
-    Participants, Round, Rule, TensorKey, Update, Version, WorkerId, WorkerSet,
+    Participants, Round, RowAction, Rule, Shards, TensorKey, Update, Version, WorkerId, WorkerSet,
 };
 use crate::wire::{
-    Body, Contribute, Contribution, Contributors, Header, Reject, Restore, Sent, Sum, Target, Use, Value, Withdraw,
+    Body, Contribute, Contribution, Contributors, Header, Reject, Restore, Rows, RowsAnswer, Sent, Sum, Target, Use,
+    Value, Withdraw,
 };
 
 /// Headers of each kind, with each form of what follows them.
@@ -72,6 +73,17 @@ pub fn headers() -> Vec<Header> {
     };
     let effect = Effect::accepted(Version(5));
     let value = Value { target: target(), effect, part_bytes: 4096, checksum: true };
+    let rows = Rows {
+        target: target(),
+        action: RowAction::Push,
+        urgency: 6,
+        spec: "sgd:lr=0.1;dim=2,seed=7".parse().expect("a table"),
+        shards: Shards { first: 512, count: 256 },
+        step: 76,
+        ids: 3,
+        checksum: Some(0xdead_beef),
+    };
+    let answer = RowsAnswer { target: target(), version: Version(5), body_bytes: 4096, checksum: true };
     vec![
         Header::Contribute(contribute.clone()),
         with(Contribution::First { body, checksum: None }),
@@ -126,6 +138,12 @@ pub fn headers() -> Vec<Header> {
         }),
         Header::Value(Value { effect: Effect { fate: Fate::Scaled, lag: 9, ..effect }, ..value }),
         Header::Use(Use { key: Some(KeyPart { app: 3, key: u64::MAX, offset: 4096 }), ..part_use }),
+        Header::Rows(rows),
+        Header::Rows(Rows { action: RowAction::Look, checksum: None, ..rows }),
+        Header::Rows(Rows { action: RowAction::Shrink, ids: 0, ..rows }),
+        Header::RowsAnswer(answer),
+        Header::RowsAnswer(RowsAnswer { body_bytes: 0, checksum: false, ..answer }),
+        Header::Reject(Reject { about: rows.about(), error_bytes: 9 }),
     ]
 }
 

@@ -2,11 +2,11 @@
 
 use gradlane_core::types::{
     Access, ClockKey, CodecSpec, DType, Encoding, Epoch, KeyPart, LinkId, Mode, Op, PartId, Participants, Round,
-    TensorKey, Version, WorkerId,
+    RowAction, Shards, TensorKey, Version, WorkerId,
 };
 use gradlane_core::wire::{
-    About, Body, Contribute, Contribution, Header, Request, Restore, Sent, Service, Target, Use, Withdraw, checksum,
-    samples,
+    About, Body, Contribute, Contribution, Header, Request, Restore, Rows, Sent, Service, Target, Use, Withdraw,
+    checksum, samples,
 };
 
 use super::{World, key, pattern};
@@ -31,7 +31,7 @@ impl World {
         let target = self.target(input);
         let form = input.byte();
         if form == 0xff {
-            let service = Service::Unknown(input.byte().max(2));
+            let service = Service::Unknown(input.byte().max(4));
             return self.open(link, Request::Unknown(About { service, ..target.about() }));
         }
         if form >= 0xe0 {
@@ -156,6 +156,9 @@ impl World {
         let rule = (needs_rule || input.byte() & 15 != 0).then(|| text.parse().expect("a rule"));
         let mode = ["k_of_n:k=1", "async", "async:max_staleness=1"][(key.0 % 3) as usize];
         let mode = mode.parse::<Mode>().expect("a mode").with_clock(ClockKey(1));
+        if form & 0x38 == 0x38 {
+            return self.use_rows(link, target, input);
+        }
         let (clock_at, basis) = (u64::from(input.below(5)), Version(u64::from(input.below(5))));
         let urgency = form & 7;
         let of_key = form & 2 != 0 && access.is_handled();
@@ -165,6 +168,30 @@ impl World {
         if let Ok(Header::Use(header)) = Header::decode(&header.encode(), "a worker") {
             self.open(link, Request::Use(header));
         }
+    }
+}
+
+impl World {
+    /// A use of rows of a table. Its tensors have names of their own, and sometimes that of a parameter.
+    fn use_rows(&mut self, link: LinkId, target: Target, input: &mut Input<'_>) {
+        let form = input.byte();
+        let key = if form & 15 == 15 { target.part.key } else { TensorKey(target.part.key.0 + 1000) };
+        let target = Target { part: PartId { key, ..target.part }, ..target };
+        let text =
+            ["sgd;dim=1", "adam;dim=2,after=2,rows=2048", "adagrad;dim=3,full=evict,rows=1024"][(key.0 % 3) as usize];
+        let action = input.pick(&RowAction::ALL);
+        let ids = if action.has_ids() { u64::from(input.below(5)) } else { 0 };
+        let header = Rows {
+            target,
+            action,
+            urgency: form & 7,
+            spec: text.parse().expect("a table"),
+            shards: Shards::ALL,
+            step: u64::from(input.below(9)),
+            ids,
+            checksum: (form & 16 != 0).then_some(7),
+        };
+        self.open(link, Request::Rows(header));
     }
 }
 

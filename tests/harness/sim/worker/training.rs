@@ -209,7 +209,7 @@ impl WorkerProcess {
         let (tensor, round) = members[0];
         let terms = self.terms(context, tensor, round, timeout);
         let Accepted { first, submissions } =
-            match self.worker.submit_all(context.now, &specs, |member| described[member], terms) {
+            match self.worker.submit_all(context.now, &specs, |member| described[member].clone(), terms) {
                 Ok(accepted) => accepted,
                 Err(error) => {
                     context.witness.refuses(self.me.who, &members, &error);
@@ -247,7 +247,15 @@ impl WorkerProcess {
         let device = if *on_device { Some(Ordinal(0)) } else { None };
         (
             [source, destination],
-            Tensor { key: spec.key(), bytes, device, in_copies: *in_copies, in_place: *in_place, priority: *priority },
+            Tensor {
+                key: spec.key(),
+                bytes,
+                device,
+                in_copies: *in_copies,
+                in_place: *in_place,
+                priority: *priority,
+                cuts: None,
+            },
         )
     }
 

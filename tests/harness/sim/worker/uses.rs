@@ -64,6 +64,7 @@ impl WorkerProcess {
             in_copies: InCopies::Nothing,
             in_place: !is_apart,
             priority: PRIORITY,
+            cuts: None,
         };
         let clock_at = self.clock_at(of.spec.kind.mode(), access);
         let terms = Terms { demand: Demand::Access { access, clock_at }, timeout };
