@@ -72,7 +72,7 @@ class Pending(Generic[T]):
         Raises:
             InvalidArgumentError: `timeout` is negative or not a number.
             TimeoutError: not done within `timeout`; it goes on and may be waited for again.
-            ResourceExhaustedError: the table is full, or a server has no memory for more rows.
+            FailedPreconditionError: the table is full, or a server has no memory for more rows.
             MismatchError: another worker has made the table with other arguments; both sides are named.
             PeerLostError: a member of the job died.
         """
@@ -154,7 +154,7 @@ class Table:
         Returns:
             `out`.
         Raises:
-            ResourceExhaustedError: the table is full, or a server has no memory for more rows.
+            FailedPreconditionError: the table is full, or a server has no memory for more rows.
             MismatchError: another worker has made the table with other arguments; both sides are named.
             InvalidArgumentError: an argument is not what it should be, or there are more than 1,048,576 ids.
         """
@@ -185,7 +185,7 @@ class Table:
             timeout: as for `pull`.
         Raises:
             NotFiniteError: a gradient is infinite or not a number; nothing was sent.
-            ResourceExhaustedError: as `pull`.
+            FailedPreconditionError: as `pull`.
             MismatchError: as `pull`.
             InvalidArgumentError: as `pull`, or a gradient of another shape or dtype.
         """

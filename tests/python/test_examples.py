@@ -91,6 +91,18 @@ def test_digits_are_learnt_by_local_sgd_with_an_eighth_of_the_bytes(workers, in_
 
 @pytest.mark.torch
 @pytest.mark.parametrize("workers", [None, 2])
+def test_a_click_model_with_rows_on_servers_learns_as_one_in_a_single_process(workers, tmp_path, in_forks):
+    pytest.importorskip("torch")
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "clicks.svg"
+    ended = run("recommender.py", "--check", "--plot", str(picture), workers=workers, env=in_forks)
+    assert ended.code == 0 and "1300 rows for 10000000 ids" in ended.output, ended.output
+    drawn = re.findall(r">([a-z ]+): 0\.[78]\d\d<", picture.read_text(encoding="utf-8"))
+    assert drawn == ["the rule itself", "on servers", "in one process"], "the legend has a line of each"
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("workers", [None, 2])
 def test_hello_ends_with_one_checksum(workers):
     pytest.importorskip("torch")
     ended = run("hello.py", workers=workers)

@@ -178,26 +178,22 @@ fn declare(shared: &Arc<Shared>, request: u64, tensors: Vec<TensorSpec>, fuse: b
     let there = Arc::clone(shared);
     let declared = Done::new(move |outcome: Result<Vec<PartLayout>>| {
         let report = outcome.as_ref().map(|_| ()).map_err(Clone::clone);
-        let waiter = there.with(|state, now| {
+        let waiters = there.with(|state, now| {
             state.worker.handle_declared(now, request, outcome);
-            state.take_waiter(request)
+            state.take_waiters(request)
         });
-        if let Ok(Some(waiter)) = waiter {
-            waiter.report(report);
-        }
+        waiters.unwrap_or_default().into_iter().for_each(|waiter| waiter.report(report.clone()));
     });
     shared.tell(|membership| membership.declare(tensors, fuse, declared));
 }
 
 fn undeclare(shared: &Arc<Shared>, request: u64, names: Vec<String>) {
     shared.tell(|membership| membership.undeclare(names));
-    let waiter = shared.with(|state, _| {
+    let waiters = shared.with(|state, _| {
         state.worker.handle_undeclared(request);
-        state.take_waiter(request)
+        state.take_waiters(request)
     });
-    if let Ok(Some(waiter)) = waiter {
-        waiter.ok(());
-    }
+    waiters.unwrap_or_default().into_iter().for_each(|waiter| waiter.ok(()));
 }
 
 /// Warns of submissions without progress.

@@ -23,17 +23,16 @@ impl Engine {
                 first.name
             )
         });
-        let (handle, done) = Handle::new(0, None, Arc::default(), |_| {});
         let asked = self.shared.with(|state, _| {
-            let request = state.worker.declare(tensors, fuse)?;
-            match request {
-                Some(request) => state.await_answer(request, done),
-                None => done.ok(()),
-            }
-            Ok(())
+            let requests = state.worker.declare(tensors, fuse)?;
+            let handles = requests.into_iter().map(|request| {
+                let (handle, done) = Handle::new(0, None, Arc::default(), |_| {});
+                state.await_answer(request, done);
+                handle
+            });
+            Ok(handles.collect::<Vec<_>>())
         });
-        asked.flatten()?;
-        self.wait_for_answer(&handle, timeout, &what)
+        asked.flatten()?.iter().try_for_each(|handle| self.wait_for_answer(handle, timeout, &what))
     }
 
     /// Says that this worker uses these names no more. When every worker has said so, the names cost nothing any more, and may be declared

@@ -26,7 +26,7 @@ pub(super) struct State {
     /// The latest sums of parts, as they came, for workers that may lose theirs.
     kept: BTreeMap<PartId, Region>,
     /// By request: callers that wait for a declaration.
-    waiters: BTreeMap<u64, Done<()>>,
+    waiters: BTreeMap<u64, Vec<Done<()>>>,
     /// The time for which the timer is set.
     armed: Option<Time>,
     /// Present while a timeline is recorded.
@@ -74,14 +74,18 @@ pub(super) enum Effect {
 pub(super) struct Unfinished {
     loans: Loans,
     payloads: SideTable<TaskId, Payload>,
-    waiters: BTreeMap<u64, Done<()>>,
+    waiters: BTreeMap<u64, Vec<Done<()>>>,
 }
 
 impl Unfinished {
     /// Ends every handle with `error`. Nothing may use the callers' memory any more.
     pub(super) fn report(mut self, error: &Error) {
         drop(self.payloads);
-        self.loans.end_all().into_iter().chain(self.waiters.into_values()).for_each(|done| done.err(error.clone()));
+        self.loans
+            .end_all()
+            .into_iter()
+            .chain(self.waiters.into_values().flatten())
+            .for_each(|done| done.err(error.clone()));
     }
 }
 
@@ -121,12 +125,12 @@ impl State {
 
     /// Reports the answer to this request, or that it is done, to `done`.
     pub(super) fn await_answer(&mut self, request: u64, done: Done<()>) {
-        self.waiters.insert(request, done);
+        self.waiters.entry(request).or_default().push(done);
     }
 
-    /// The caller that waits for this request, if any.
-    pub(super) fn take_waiter(&mut self, request: u64) -> Option<Done<()>> {
-        self.waiters.remove(&request)
+    /// The callers that wait for this request.
+    pub(super) fn take_waiters(&mut self, request: u64) -> Vec<Done<()>> {
+        self.waiters.remove(&request).unwrap_or_default()
     }
 
     /// Turns the machine's commands into effects.

@@ -205,6 +205,14 @@ impl Registry {
         self.requests.insert(request, specs.iter().map(TensorSpec::key).collect());
     }
 
+    /// The request whose answer brings the layout of a tensor, if the coordinator was asked.
+    pub fn request_of(&self, key: TensorKey) -> Option<u64> {
+        match self.tensors.get(&key)?.state {
+            State::Declaring { request } => Some(request),
+            State::Ready { .. } | State::Failed { .. } => None,
+        }
+    }
+
     /// Ends a request that asked for several tensors. Returns the tensors that still wait for its answer; `None` if it asked for one.
     pub fn take_list(&mut self, request: u64) -> Option<Vec<TensorSpec>> {
         self.requests.get(&request).filter(|keys| keys.len() > 1)?;

@@ -24,22 +24,28 @@ use crate::sched::{GroupId, TaskId, TaskSpec};
 use crate::types::{Defect, DeviceKind, InCopies, PartLayout, Priority, Round, TensorKey, TensorSpec, Time, planted};
 
 impl Worker {
-    /// Notes that these tensors are wanted, and asks for the layout of those that are not known. Returns the request whose answer brings
-    /// their layout; `None` if all are known.
+    /// Notes that these tensors are wanted, and asks for the layout of those that are not known. Returns the requests whose answers bring
+    /// their layouts; none if all are known.
     ///
     /// # Errors
     /// The failure of one of the tensors, [`Error::Mismatch`] if one was declared differently on this worker, or why the job ended.
-    pub fn declare(&mut self, tensors: Vec<TensorSpec>, fuse: bool) -> Result<Option<u64>> {
+    pub fn declare(&mut self, tensors: Vec<TensorSpec>, fuse: bool) -> Result<BTreeSet<u64>> {
         if let Some(error) = &self.ended {
             return Err(error.clone());
         }
-        let mut unknown = Vec::new();
+        let (mut unknown, mut requests) = (Vec::new(), BTreeSet::new());
         for tensor in tensors {
-            if self.registry.lookup(&tensor)? == Lookup::Unknown {
-                unknown.push(tensor);
+            match self.registry.lookup(&tensor)? {
+                Lookup::Unknown => unknown.push(tensor),
+                // Another thread has asked.
+                Lookup::Declaring => requests.extend(self.registry.request_of(tensor.key())),
+                Lookup::Ready => {}
             }
         }
-        Ok((!unknown.is_empty()).then(|| self.ask(unknown, fuse)))
+        if !unknown.is_empty() {
+            requests.insert(self.ask(unknown, fuse));
+        }
+        Ok(requests)
     }
 
     /// Accepts a submission of one tensor with the spec `spec`. Returns its id. The submission always ends with a [`Command::Resolve`].

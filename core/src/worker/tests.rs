@@ -1,5 +1,6 @@
 //! The machine as its driver sees it.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use super::*;
@@ -373,7 +374,7 @@ fn a_submission_whose_declaration_is_not_answered_in_time_fails() {
 fn the_tensors_of_a_refused_list_are_declared_again_one_by_one() {
     let mut world = World::joined();
     let specs = ["good", "bad"].map(spec);
-    let Ok(Some(list)) = world.worker.declare(specs.to_vec(), true) else { panic!("unknown") };
+    let list = asked(world.worker.declare(specs.to_vec(), true));
     let [good, bad] = ["good", "bad"].map(|name| world.submit(name));
     world.commands();
     let refusal = Error::InvalidArgument { what: "bad".to_owned(), hint: String::new() };
@@ -397,7 +398,7 @@ fn the_tensors_of_a_refused_list_are_declared_again_one_by_one() {
 fn a_refused_list_of_which_one_tensor_is_left_is_declared_again_as_well() {
     let mut world = World::joined();
     let specs = ["good", "bad"].map(spec);
-    let Ok(Some(list)) = world.worker.declare(specs.to_vec(), true) else { panic!("unknown") };
+    let list = asked(world.worker.declare(specs.to_vec(), true));
     world.commands();
     world.worker.handle_forget(world.now, specs[1].key(), &Error::Cancelled);
     world.worker.handle_declared(world.now, list, Err(Error::Cancelled));
@@ -466,7 +467,7 @@ fn the_server_is_told_also_of_a_process_set_whose_devices_cannot_reduce_apart_on
     let mut world = World::linked_in(view);
     let participants = Participants::of(std::iter::once(WorkerId(0)).collect());
     let specs = ["a", "b"].map(|name| TensorSpec { participants: participants.clone(), ..spec(name) });
-    let Ok(Some(request)) = world.worker.declare(specs.to_vec(), true) else { panic!("unknown") };
+    let request = asked(world.worker.declare(specs.to_vec(), true));
     world.commands();
     world.declared(request, &specs);
     let first = world.submit_spec(&specs[0], tensor(&specs[0], Some(Ordinal(0))));
@@ -612,7 +613,7 @@ impl World {
     fn sharing(names: &[&str]) -> Self {
         let mut world = Self::joined();
         let specs: Vec<TensorSpec> = names.iter().map(|name| spec(name)).collect();
-        let Ok(Some(request)) = world.worker.declare(specs.clone(), true) else { panic!("unknown") };
+        let request = asked(world.worker.declare(specs.clone(), true));
         world.commands();
         world.declared(request, &specs);
         world
@@ -712,4 +713,20 @@ fn failed_with(text: &str) -> impl Fn(&Command) -> Option<u64> {
         }
         _ => None,
     }
+}
+
+#[test]
+fn who_declares_what_another_thread_has_asked_for_waits_for_the_same_answer() {
+    let mut world = World::joined();
+    let first = asked(world.worker.declare(vec![spec("w")], false));
+    assert_eq!(world.worker.declare(vec![spec("w")], false), Ok(BTreeSet::from([first])));
+    let both = world.worker.declare(vec![spec("w"), spec("v")], false).unwrap();
+    assert!(both.len() == 2 && both.contains(&first), "{both:?}");
+}
+
+/// The only request of a declaration.
+fn asked(requests: Result<BTreeSet<u64>>) -> u64 {
+    let requests: Vec<u64> = requests.expect("it is declared").into_iter().collect();
+    assert_eq!(requests.len(), 1, "asked once");
+    requests[0]
 }

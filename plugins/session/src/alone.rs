@@ -181,7 +181,7 @@ impl Place for Alone {
 
     /// The use has ended when this returns.
     fn use_rows(&self, asked: RowsUse<'_>) -> Result<RowsHandle> {
-        self.tables.use_rows(self.begin()?, asked)
+        self.tables.use_rows(|| self.begin(), asked)
     }
 
     fn agree_on_empty(&self, _: TensorSpec, _: Option<Duration>) -> Result<Handle> {

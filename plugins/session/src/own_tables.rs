@@ -37,12 +37,14 @@ impl OwnTables {
         Self(Mutex::new(Kept { declared: BTreeMap::new(), store }))
     }
 
-    /// Does a use.
+    /// Does a use, which `begin` gives its number.
     ///
     /// # Errors
-    /// As [`RowsUse::alone`].
-    pub(crate) fn use_rows(&self, id: u64, asked: RowsUse<'_>) -> Result<RowsHandle> {
+    /// As [`RowsUse::alone`], or of `begin`.
+    pub(crate) fn use_rows(&self, begin: impl FnOnce() -> Result<u64>, asked: RowsUse<'_>) -> Result<RowsHandle> {
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        // Here, so that later uses have larger numbers.
+        let id = begin()?;
         let tensor = asked.tensor.clone();
         if let Some(declared) = kept.declared.get(&tensor.name)
             && let Some(found) = declared.declared().difference(&tensor.declared())

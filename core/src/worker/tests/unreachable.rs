@@ -126,7 +126,7 @@ impl Unreached {
     fn new(stall_warn: Duration) -> Self {
         let world = World::with(view(), |settings| settings.stall_warn = stall_warn);
         let mut job = Self { world, is_reachable: false, attempt: 0, seen: Vec::new() };
-        let Ok(Some(request)) = job.world.worker.declare(vec![spec("w")], false) else { panic!("unknown") };
+        let request = asked(job.world.worker.declare(vec![spec("w")], false));
         job.world.answer(request, &[spec("w")]);
         job.settle();
         job

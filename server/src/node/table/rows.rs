@@ -93,7 +93,7 @@ impl Rows {
     /// counts as their use. Returns nothing of an error, and changes nothing then.
     ///
     /// # Errors
-    /// [`Error::Protocol`] for an id of other shards, [`Error::Exhausted`] if the table is full.
+    /// [`Error::Protocol`] for an id of other shards, [`Error::FailedPrecondition`] if the table is full.
     ///
     /// # Panics
     /// If `out` is not as long as the rows.
@@ -282,9 +282,12 @@ impl Rows {
         if fits || new == 0 {
             return Ok(());
         }
-        Err(Error::Exhausted {
-            what: format!("rows of the {} of a table", self.shards),
-            limit: format!("{rows_max} of its {} rows", self.spec.rows_max),
+        // Not one that is tried again: nothing says that there will be room.
+        Err(Error::FailedPrecondition {
+            what: format!(
+                "the table is full: the {} have {rows} rows, of {rows_max} that are their share of {}, and {new} more are wanted",
+                self.shards, self.spec.rows_max
+            ),
             hint: match self.spec.full {
                 Full::Refuse => "declare the table with more rows or full=evict, or shrink it".to_owned(),
                 Full::Evict => {

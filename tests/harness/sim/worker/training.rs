@@ -144,7 +144,9 @@ impl WorkerProcess {
                 }
                 Action::Declare { tensors, fuse } => {
                     let specs = tensors.iter().map(|tensor| self.spec(context, *tensor)).collect();
-                    if let Ok(Some(request)) = self.worker.declare(specs, fuse) {
+                    if let Some(request) =
+                        self.worker.declare(specs, fuse).ok().and_then(|asked| asked.first().copied())
+                    {
                         self.script.waits_for = Some(Awaited::Declaration(request));
                     }
                 }

@@ -80,9 +80,9 @@ fn a_use_that_is_wrong_changes_nothing() {
         (rows.push(&[ours, ours], 1, &mut [1.0; 2]), "comes twice"),
         (rows.push(&[second, second], 1, &mut [1.0; 2]), "comes twice"),
         (rows.push(&[ours, second], 1, &mut [1.0, f32::NAN]), "not finite"),
-        (rows.push(&many, 1, &mut [1.0; 513]), "512 of its 1024 rows"),
+        (rows.push(&many, 1, &mut [1.0; 513]), "of 512 that are their share of 1024"),
         (rows.pull(&[other], false, 1, &mut [0.0]), "of shard"),
-        (rows.pull(&many, true, 1, &mut [0.0; 513]), "512 of its 1024 rows"),
+        (rows.pull(&many, true, 1, &mut [0.0; 513]), "of 512 that are their share of 1024"),
     ] {
         let error = wrong.unwrap_err().to_string();
         assert!(error.contains(named), "{error}");
