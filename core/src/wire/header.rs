@@ -14,7 +14,7 @@ mod sum;
 pub use about::{About, Service};
 pub use bytes::HeaderReader;
 pub use parameter::{Sent, Use, Value};
-pub use sum::{Body, Contribute, Contribution, Contributors, Restore, Sum, Target, Withdraw};
+pub use sum::{Body, Contribute, Contribution, Contributors, Hold, Restore, Sum, Target, Withdraw};
 
 /// Bytes of the front of a header. Every header has so many; some have more behind it.
 pub const HEADER_BYTES: usize = 64;

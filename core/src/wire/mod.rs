@@ -90,7 +90,7 @@ pub mod samples;
 pub use checksum::checksum;
 pub use frame::Frame;
 pub use header::{
-    About, Body, Contribute, Contribution, Contributors, Header, HeaderReader, Reject, Reply, Request, Response,
+    About, Body, Contribute, Contribution, Contributors, Header, HeaderReader, Hold, Reject, Reply, Request, Response,
     Restore, Sent, Service, Sum, Target, URGENCY_MAX, Use, Value, Withdraw,
 };
 
@@ -103,7 +103,7 @@ pub fn append(what: &mut Vec<u8>, piece: &[u8]) {
 
 /// Version of both kinds of message. It changes whenever anything in them does. It has the same position in every version and is compared
 /// first: a peer of another version is refused before any other data is read.
-pub const VERSION: u8 = 23;
+pub const VERSION: u8 = 24;
 
 /// Checks that this process can understand `peer`, which uses version `theirs`.
 ///

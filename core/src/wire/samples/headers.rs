@@ -6,7 +6,8 @@ use crate::types::{
     Participants, Round, Rule, TensorKey, Update, Version, WorkerId, WorkerSet,
 };
 use crate::wire::{
-    Body, Contribute, Contribution, Contributors, Header, Reject, Restore, Sent, Sum, Target, Use, Value, Withdraw,
+    Body, Contribute, Contribution, Contributors, Header, Hold, Reject, Restore, Sent, Sum, Target, Use, Value,
+    Withdraw,
 };
 
 /// Headers of each kind, with each form of what follows them.
@@ -20,9 +21,15 @@ pub fn headers() -> Vec<Header> {
         weight: 1.5,
         urgency: 6,
         part_bytes: 4096,
+        hold: Hold::No,
         contribution: Contribution::First { body, checksum: Some(0xdead_beef) },
     };
     let with = |contribution| Header::Contribute(Contribute { contribution, ..contribute.clone() });
+    let fed_back = Body { bytes: 2048, codec: "bf16:feedback=1".parse().expect("a codec"), refused: false };
+    let held = |hold| {
+        let contribution = Contribution::First { body: fed_back, checksum: None };
+        Header::Contribute(Contribute { hold, contribution, ..contribute.clone() })
+    };
     let of = |participants| Header::Contribute(Contribute { participants, ..contribute.clone() });
     let sum = Sum {
         target: target(),
@@ -126,6 +133,8 @@ pub fn headers() -> Vec<Header> {
         }),
         Header::Value(Value { effect: Effect { fate: Fate::Scaled, lag: 9, ..effect }, ..value }),
         Header::Use(Use { key: Some(KeyPart { app: 3, key: u64::MAX, offset: 4096 }), ..part_use }),
+        held(Hold::Before),
+        held(Hold::TakenBack),
     ]
 }
 
