@@ -330,9 +330,11 @@ impl Aggregator {
             Contribution::First { checksum, .. } => Upload { body, weight: header.weight, checksum, landed: 0 },
             Contribution::Nothing => Upload { body, weight: header.weight, checksum: None, landed: 0 },
         };
+        let is_enough = planted(self.config.defect, Defect::TakenBackByOne);
         let open = self.open_mut(id);
         open.uploads.insert(worker, (exchange, upload));
-        open.hold = Some(open.hold.map_or(header.hold, |least| least.min(header.hold)));
+        let hold = open.hold.unwrap_or(header.hold);
+        open.hold = Some(if is_enough { hold.max(header.hold) } else { hold.min(header.hold) });
         open.begun.insert(worker);
         let entry = self.exchange_mut(exchange);
         entry.routed = header.part_bytes > 0;
