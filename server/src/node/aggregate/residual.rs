@@ -115,10 +115,10 @@ mod tests {
     fn a_sum_that_was_not_used_is_taken_back_by_the_next_round_of_the_same_workers() {
         use Hold::{Before, No, TakenBack};
         let all = &[0, 1][..];
-        let table: [(&str, &[(u64, &[u32], Hold, Start)]); 7] = [
+        let table = [
             (
                 "a step is skipped, and then two",
-                &[
+                vec![
                     (0, all, Before, Start::Zero),
                     (1, all, TakenBack, Start::Before),
                     (2, all, Before, Start::Kept),
@@ -126,21 +126,25 @@ mod tests {
                     (4, all, TakenBack, Start::Before),
                 ],
             ),
-            ("the first one", &[(0, all, TakenBack, Start::Zero)]),
-            ("it was not held", &[(0, all, No, Start::Zero), (1, all, TakenBack, Start::Kept)]),
-            ("it is held no more", &[(0, all, Before, Start::Zero), (1, all, No, Start::Kept)]),
-            ("the round between has no sum", &[(0, all, Before, Start::Zero), (2, all, TakenBack, Start::Kept)]),
-            ("other workers", &[(0, all, Before, Start::Zero), (1, &[0], TakenBack, Start::Zero)]),
+            ("the first one", vec![(0, all, TakenBack, Start::Zero)]),
+            ("it was not held", vec![(0, all, No, Start::Zero), (1, all, TakenBack, Start::Kept)]),
+            ("it is held no more", vec![(0, all, Before, Start::Zero), (1, all, No, Start::Kept)]),
+            ("the round between has no sum", vec![(0, all, Before, Start::Zero), (2, all, TakenBack, Start::Kept)]),
+            ("other workers", vec![(0, all, Before, Start::Zero), (1, &[0], TakenBack, Start::Zero)]),
             (
                 "and then the same ones",
-                &[(0, all, Before, Start::Zero), (1, &[0], Before, Start::Zero), (2, &[0], TakenBack, Start::Before)],
+                vec![
+                    (0, all, Before, Start::Zero),
+                    (1, &[0], Before, Start::Zero),
+                    (2, &[0], TakenBack, Start::Before),
+                ],
             ),
         ];
         for (name, rounds) in table {
             let mut residual = Residual::default();
             for (round, ranks, hold, start) in rounds {
-                let next = sum(*round, ranks, *hold);
-                let due = Feedback { start: *start, is_held: *hold != No };
+                let next = sum(round, ranks, hold);
+                let due = Feedback { start, is_held: hold != No };
                 assert_eq!(residual.take(&next), due, "{name}, round {round}");
                 residual.keep(next);
             }
