@@ -330,7 +330,10 @@ class Session:
     def hold_feedback(self, name: str) -> None:
         """Keeps, from the next round on, also what error feedback of a tensor had before each round."""
     def take_back_feedback(self, name: str) -> None:
-        """Takes back what the latest round has changed; does nothing if that was not held."""
+        """Takes back what the latest round has changed; does nothing if that was not held.
+
+        The servers follow with the next round, if all workers do it for all tensors of a part.
+        """
     def start_timeline(self, place: str | PathLike[str]) -> Path:
         """Records from now on what this worker does, and returns the path of the file."""
     def stop_timeline(self) -> None:

@@ -18,7 +18,7 @@ use gradlane_core::types::{
     Address, DType, Epoch, JoinString, Op, PartId, Participants, Role, Round, Scheme, TensorKey, Time, View,
 };
 use gradlane_core::wire::frame::Progress;
-use gradlane_core::wire::{Body, Contribute, Contribution, Frame, Request, Target, VERSION};
+use gradlane_core::wire::{Body, Contribute, Contribution, Frame, Hold, Request, Target, VERSION};
 use tempfile::TempDir;
 
 use crate::cluster::{PATIENCE, config};
@@ -491,6 +491,7 @@ fn contribution() -> Vec<u8> {
         weight: 1.0,
         urgency: 0,
         part_bytes: 1 << 22,
+        hold: Hold::No,
         contribution,
     };
     Request::Contribute(header).encode()

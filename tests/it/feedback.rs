@@ -74,6 +74,33 @@ fn what_was_delivered_differs_from_what_was_given_by_one_residual_however_many_r
 }
 
 #[test]
+fn rounds_that_all_workers_take_back_change_no_sum_that_comes_later() {
+    for over in [Over::Shm, Over::Quic] {
+        for text in ["bf16:feedback=1", "fp16:feedback=1"] {
+            let cluster = Cluster::with(over, 2, 2, &SMALL_PARTS);
+            let sums = all(&cluster.workers, |engine| {
+                let reduce = |round| reduce(engine, "w", spec(text), round, LEN).unwrap();
+                let mut sums = vec![reduce(0)];
+                engine.hold_feedback("w").unwrap();
+                for round in 1..7 {
+                    for unused in 0..round % 3 {
+                        reduce(100 * round + unused);
+                        engine.take_back_feedback("w").unwrap();
+                    }
+                    sums.push(reduce(round));
+                }
+                sums
+            });
+            let mut model = Model::new(spec(text), 2, LEN);
+            for round in 0..7 {
+                let due = model.round(&of_all(2, round));
+                assert!(sums.iter().all(|sums| sums[round as usize] == due), "{over:?}, {text}: round {round}");
+            }
+        }
+    }
+}
+
+#[test]
 fn a_link_that_is_cut_in_the_middle_of_a_push_gives_nothing_twice() {
     let cut = |push| if push % 7 == 0 { Fate::Cut } else { Fate::Stay };
     for over in [Over::Shm, Over::Quic] {

@@ -25,7 +25,8 @@ use gradlane_core::types::{
 use gradlane_core::wire::frame::{Join, Progress, Stall};
 use gradlane_core::wire::header::HEADER_BYTES;
 use gradlane_core::wire::{
-    About, Body, Contribute, Contribution, Contributors, Frame, Header, Request, Service, Sum, Target, VERSION, reject,
+    About, Body, Contribute, Contribution, Contributors, Frame, Header, Hold, Request, Service, Sum, Target, VERSION,
+    reject,
 };
 use gradlane_server::{Embedded, EmbeddedOptions};
 use gradlane_tests::cluster::{Cluster, PATIENCE, Tensor, all, config, worker_over};
@@ -383,6 +384,7 @@ fn push() -> Contribute {
         weight: 1.0,
         urgency: 0,
         part_bytes: 4,
+        hold: Hold::No,
         contribution: Contribution::First { body: Body::plain(4), checksum: None },
     }
 }

@@ -7,11 +7,13 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import gradlane.torch as gl  # noqa: E402
+from gradlane import _session  # noqa: E402
 from torch import nn  # noqa: E402
 
 pytestmark = [pytest.mark.over("quic"), pytest.mark.workers(2, servers=2)]
 
 TOPK = gl.Compression.topk(k=10_000, feedback=True, momentum=0.5)
+INT4 = gl.Compression.int4(feedback=True)
 
 
 def net(seed=0):
@@ -122,9 +124,9 @@ def by_ddp(model, compression, lr=0.1):
     return model, optimizer
 
 
-def scaled_steps(wrapped, overflows, scale):
+def scaled_steps(wrapped, overflows, scale, compression):
     """Trains for six steps with a scaled loss. Before those of `overflows` one more is skipped."""
-    model, optimizer = wrapped(nn.Sequential(net(0), net(1)), TOPK)
+    model, optimizer = wrapped(nn.Sequential(net(0), net(1)), compression)
     first, second = [parameter for parameter in model.parameters() if parameter.dim() == 2]
     scaler = torch.amp.GradScaler("cpu", init_scale=scale, growth_interval=1000)
     (model if isinstance(model, gl.DistributedDataParallel) else optimizer).follow_scaler(scaler)
@@ -149,11 +151,42 @@ def scaled_steps(wrapped, overflows, scale):
     return torch.cat([first.detach(), second.detach()])
 
 
+@pytest.mark.parametrize("compression", [TOPK, INT4], ids=["topk", "int4"])
 @pytest.mark.parametrize("wrapped", [by_ddp, by_optimizer, by_cross_barrier])
-def test_a_step_that_is_skipped_for_an_overflow_changes_nothing_that_is_kept(wrapped):
-    plain = scaled_steps(wrapped, frozenset(), 2.0**10)
-    assert torch.equal(scaled_steps(wrapped, frozenset(), 2.0**4), plain), "the scale does not count"
-    assert torch.equal(scaled_steps(wrapped, frozenset({2, 4}), 2.0**10), plain)
+def test_a_step_that_is_skipped_for_an_overflow_changes_nothing_that_is_kept(wrapped, compression):
+    plain = scaled_steps(wrapped, frozenset(), 2.0**10, compression)
+    assert torch.equal(scaled_steps(wrapped, frozenset(), 2.0**4, compression), plain), "the scale does not count"
+    assert torch.equal(scaled_steps(wrapped, frozenset({2, 4}), 2.0**10, compression), plain)
+
+
+def averages(name, unused, takes_back=True):
+    """The averages of six rounds of a tensor. Before some are others, which nobody uses."""
+    session, found = _session.session(), []
+
+    def average(number):
+        torch.manual_seed(100 * number + gl.rank())
+        return gl.push_pull(torch.randn(5000), name, compression=INT4)
+
+    for number in range(6):
+        for more in range(unused.get(number, 0)):
+            average(10 * number + more)
+            if takes_back:
+                session.take_back_feedback(name)
+        found.append(average(number))
+        if number == 0:
+            session.hold_feedback(name)
+    return torch.stack(found)
+
+
+def test_averages_that_all_workers_take_back_change_none_that_come_later():
+    plain = averages("plain", {})
+    assert torch.equal(averages("taken back", {1: 1, 2: 1, 4: 2}), plain)
+    assert not torch.equal(averages("used", {1: 1}, takes_back=False), plain), "what was lost made a difference"
+
+
+def test_an_average_that_one_worker_alone_takes_back_leaves_all_with_the_same_bits():
+    found = averages("alone", {1: 1, 4: 2}, takes_back=gl.rank() == 0)
+    assert torch.equal(gl.push_pull(found, "largest", op=gl.Max), gl.push_pull(found, "smallest", op=gl.Min))
 
 
 @pytest.mark.parametrize("wrapped", [by_optimizer, by_cross_barrier])

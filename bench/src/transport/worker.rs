@@ -13,7 +13,7 @@ use gradlane_core::transport::{Answer, Listener, Peer, Pull, Push, Torn, Transpo
 use gradlane_core::types::{
     Address, DType, Done, Epoch, ExchangeId, JoinString, LinkId, NodeId, Op, PartId, Participants, Role, TensorKey,
 };
-use gradlane_core::wire::{Body, Contribute, Contribution, Request, Target};
+use gradlane_core::wire::{Body, Contribute, Contribution, Hold, Request, Target};
 use serde::{Deserialize, Serialize};
 
 use super::store::{self, ECHO, KEEP, MEETING};
@@ -218,6 +218,7 @@ fn header(part: PartId, part_bytes: u64) -> Contribute {
         weight: 1.0,
         urgency: 0,
         part_bytes,
+        hold: Hold::No,
         contribution: Contribution::First { body: Body::plain(part_bytes), checksum: None },
     }
 }

@@ -40,6 +40,9 @@ pub enum Start {
     Zero,
     /// It goes on with what the body before it lost.
     Kept,
+    /// The body before it is taken back: it goes on with what was lost before that one. If that was not [held](Residual::hold), it is as
+    /// [`Kept`](Self::Kept).
+    Before,
 }
 
 impl Residual {
@@ -47,6 +50,9 @@ impl Residual {
     pub fn start(&mut self, start: Start, len: usize, momentum: Option<Momentum>) {
         self.momentum = momentum;
         let bytes = len * F32_BYTES;
+        if start == Start::Before {
+            self.take_back(0..self.bytes.len());
+        }
         let due = [bytes, if momentum.is_some() { bytes } else { 0 }];
         for (state, bytes) in [&mut self.bytes, &mut self.velocity].into_iter().zip(due) {
             if state.len() != bytes {
@@ -64,6 +70,11 @@ impl Residual {
     /// Keeps, from the next body on, also what was there before each. That takes as much memory again.
     pub fn hold(&mut self) {
         self.before.get_or_insert_default();
+    }
+
+    /// Keeps no more than the residual itself, and frees the rest.
+    pub fn let_go(&mut self) {
+        self.before = None;
     }
 
     /// Takes back what the latest body has changed in `range` of the part's bytes, if what was there before was kept.

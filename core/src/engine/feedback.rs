@@ -61,25 +61,31 @@ impl Engine {
 
     /// Keeps, from the next round of a tensor on, also what error feedback had before each round, for
     /// [`take_back_feedback`](Self::take_back_feedback). That takes as much memory again, for the whole parts in which the tensor lies. It
-    /// ends where a part gets another layout, as after the loss of a worker.
+    /// ends where a part gets another layout, as after the loss of a worker. Servers do the same with the residual of the answers, if all
+    /// workers ask for it.
     ///
     /// # Errors
     /// As [`feedback`](Self::feedback).
     pub fn hold_feedback(&self, name: &str) -> Result<()> {
-        for Place { residual, .. } in self.places(name)?.2 {
+        for Place { place: FeedbackPlace { part, .. }, residual } in self.places(name)?.2 {
             residual.hold();
+            self.shared.with(|state, _| state.worker.handle_held(part))?;
         }
         Ok(())
     }
 
-    /// Makes error feedback of a tensor on this worker what it was before the latest round, whose sum is not used. Does nothing if that was
-    /// not [held](Self::hold_feedback). The residual of the answers, on the servers, stays as it is.
+    /// Makes error feedback of a tensor what it was before the latest round, whose sum is not used. Does nothing if that was not
+    /// [held](Self::hold_feedback).
+    ///
+    /// The residual of the answers, on the servers, follows with the next round, where it was held and all workers have taken back that round
+    /// for all tensors of a part. Else it stays as it is.
     ///
     /// # Errors
     /// As [`feedback`](Self::feedback).
     pub fn take_back_feedback(&self, name: &str) -> Result<()> {
-        for Place { place: FeedbackPlace { offset, span, .. }, residual } in self.places(name)?.2 {
+        for Place { place: FeedbackPlace { part, offset, span, .. }, residual } in self.places(name)?.2 {
             residual.take_back(offset as usize..(offset + span.bytes) as usize);
+            self.shared.with(|state, _| state.worker.handle_taken_back(part, name))?;
         }
         Ok(())
     }

@@ -18,7 +18,7 @@ use crate::types::{
     WorkerId,
 };
 use crate::wire::{
-    self, Body as WireBody, Contribute, Contribution, Contributors, Request, Response, Sum, Target, Withdraw,
+    self, Body as WireBody, Contribute, Contribution, Contributors, Hold, Request, Response, Sum, Target, Withdraw,
 };
 
 /// A transport under test and its listeners.
@@ -736,6 +736,7 @@ pub(super) fn contribute(bytes: u64) -> Contribute {
         weight: 1.0,
         urgency: 3,
         part_bytes: bytes,
+        hold: Hold::No,
         contribution: Contribution::First { body: WireBody::plain(bytes), checksum: None },
     }
 }

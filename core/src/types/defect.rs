@@ -181,6 +181,8 @@ pub enum Defect {
     ResidualOfOthersKept,
     /// What a codec lost goes on after a round without a sum. Shows when a caller cancels.
     ResidualOfFailedKept,
+    /// A server takes a sum back as soon as one of its workers has. Shows where others have used it.
+    TakenBackByOne,
     /// A contribution that is sent again is encoded again. Shows when a stream is reset or a connection lost.
     EncodedAgain,
     /// What the coordinator says of a stalled round is not kept for the error of that round.
@@ -308,6 +310,7 @@ impl Defect {
         Self::LongBodyTaken,
         Self::ResidualOfOthersKept,
         Self::ResidualOfFailedKept,
+        Self::TakenBackByOne,
         Self::EncodedAgain,
         Self::StallNoticeLost,
         Self::LongTakenForShort,

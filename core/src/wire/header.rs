@@ -15,7 +15,7 @@ mod table;
 pub use about::{About, Service};
 pub use bytes::HeaderReader;
 pub use parameter::{Sent, Use, Value};
-pub use sum::{Body, Contribute, Contribution, Contributors, Restore, Sum, Target, Withdraw};
+pub use sum::{Body, Contribute, Contribution, Contributors, Hold, Restore, Sum, Target, Withdraw};
 pub use table::{Rows, RowsAnswer};
 
 /// Bytes of the front of a header. Every header has so many; some have more behind it.

@@ -90,7 +90,7 @@ pub mod samples;
 pub use checksum::checksum;
 pub use frame::Frame;
 pub use header::{
-    About, Body, Contribute, Contribution, Contributors, Header, HeaderReader, Reject, Reply, Request, Response,
+    About, Body, Contribute, Contribution, Contributors, Header, HeaderReader, Hold, Reject, Reply, Request, Response,
     Restore, Rows, RowsAnswer, Sent, Service, Sum, Target, URGENCY_MAX, Use, Value, Withdraw,
 };
 

@@ -63,7 +63,21 @@ impl Worker {
 
     /// Takes the news that the residual of a part was put back, and its velocity.
     pub fn handle_restored(&mut self, part: PartId) {
-        let spec = self.registry.spec_of(part.key);
-        self.residuals.restore(part, spec.is_some_and(|spec| spec.participants.is_everybody()));
+        self.residuals.restore(part, self.is_of_machine(part));
+    }
+
+    /// Takes the news that from the next body of a part on, what was there before is kept too.
+    pub fn handle_held(&mut self, part: PartId) {
+        self.residuals.hold(part, self.is_of_machine(part));
+    }
+
+    /// Takes the news that what the latest body of a part has changed for this tensor was taken back. Its next contribution tells the server,
+    /// once that is so for all tensors of the part.
+    pub fn handle_taken_back(&mut self, part: PartId, name: &str) {
+        self.residuals.take_back(part, TensorKey::of(name));
+    }
+
+    fn is_of_machine(&self, part: PartId) -> bool {
+        self.registry.spec_of(part.key).is_some_and(|spec| spec.participants.is_everybody())
     }
 }

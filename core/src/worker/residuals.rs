@@ -17,11 +17,17 @@
 //!
 //! **Other workers.** What a part has lost is of use to the sum of the same workers. All workers see which workers are in a sum, so if a
 //! sum has others than the sum before, all of them begin the next round at zero. No message is needed.
+//!
+//! **Taken back.** A caller that does not use a sum can take back what its body has changed, if that was held. The driver does it in the
+//! memory. This machine tells the server with the next contribution, because the residual of the answers is there: if the part was encoded in
+//! the round before, and all tensors of the part were taken back since. If only some were, the answers go on as they are: a server knows no
+//! tensors. Repeats say the same, because this is a fact about the round.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::codec::feedback::Start;
-use crate::types::{Defect, PartId, TensorKey, WorkerSet, planted};
+use crate::types::{Defect, PartId, Round, TensorKey, WorkerSet, planted};
+use crate::wire::Hold;
 
 /// The parts that have a residual.
 #[derive(Debug, Default)]
@@ -39,6 +45,12 @@ struct Residual {
     is_kept: bool,
     /// Whether the part is the sum of this machine's ranks, which its owner encodes.
     is_of_machine: bool,
+    /// The round that was encoded last.
+    encoded: Option<Round>,
+    /// Whether what was there before each body is kept too.
+    is_held: bool,
+    /// The round that was taken back last, and the tensors whose places in the part were.
+    taken_back: Option<(Round, BTreeSet<TensorKey>)>,
 }
 
 impl Residuals {
@@ -49,9 +61,9 @@ impl Residuals {
 
     /// A part is encoded: the sum of this machine's ranks, or the contribution of this worker alone. Returns how the body uses its residual,
     /// which exists from now on.
-    pub(super) fn encode(&mut self, part: PartId, is_of_machine: bool) -> Start {
+    pub(super) fn encode(&mut self, part: PartId, round: Round, is_of_machine: bool) -> Start {
         let residual = self.parts.entry(part).or_default();
-        residual.is_of_machine = is_of_machine;
+        (residual.is_of_machine, residual.encoded) = (is_of_machine, Some(round));
         let start = if residual.is_kept { Start::Kept } else { Start::Zero };
         residual.is_kept = planted(self.defect, Defect::ResidualOfFailedKept);
         start
@@ -64,7 +76,34 @@ impl Residuals {
 
     /// The residual of a part was put back, as it was at another time. The next body goes on with it, whichever workers are in its sum.
     pub(super) fn restore(&mut self, part: PartId, is_of_machine: bool) {
-        self.parts.insert(part, Residual { contributors: None, is_kept: true, is_of_machine });
+        let residual = self.parts.entry(part).or_default();
+        (residual.contributors, residual.is_kept, residual.is_of_machine) = (None, true, is_of_machine);
+    }
+
+    /// From the next body of a part on, what was there before is kept too.
+    pub(super) fn hold(&mut self, part: PartId, is_of_machine: bool) {
+        let residual = self.parts.entry(part).or_default();
+        (residual.is_held, residual.is_of_machine) = (true, is_of_machine);
+    }
+
+    /// What the latest body of a part has changed for this tensor was taken back.
+    pub(super) fn take_back(&mut self, part: PartId, tensor: TensorKey) {
+        let Some(residual) = self.parts.get_mut(&part).filter(|residual| residual.is_held) else { return };
+        let Some(round) = residual.encoded else { return };
+        match &mut residual.taken_back {
+            Some((before, tensors)) if *before == round => drop(tensors.insert(tensor)),
+            other => *other = Some((round, BTreeSet::from([tensor]))),
+        }
+    }
+
+    /// What a contribution to this round of a part says of the residual of the answers. These are the tensors of the part.
+    pub(super) fn hold_of(&self, part: PartId, round: Round, tensors: impl IntoIterator<Item = TensorKey>) -> Hold {
+        let Some(residual) = self.parts.get(&part).filter(|residual| residual.is_held) else { return Hold::No };
+        let is_unused = |(unused, keys): &(Round, BTreeSet<TensorKey>)| {
+            unused.0 + 1 == round.0 && tensors.into_iter().all(|tensor| keys.contains(&tensor))
+        };
+        let is_taken_back = residual.taken_back.as_ref().is_some_and(is_unused);
+        if is_taken_back { Hold::TakenBack } else { Hold::Before }
     }
 
     /// The sum of a part that was encoded has come, with the contributions of these workers.
@@ -168,7 +207,9 @@ mod tests {
             let mut residuals = Residuals::default();
             for (at, event) in events.iter().enumerate() {
                 match event {
-                    Encoded(start) => assert_eq!(residuals.encode(part(0), true), *start, "{name}, event {at}"),
+                    Encoded(start) => {
+                        assert_eq!(residuals.encode(part(0), Round(at as u64), true), *start, "{name}, event {at}")
+                    }
                     Summed(ranks) => residuals.summed(part(0), ranks.iter().copied().map(WorkerId).collect()),
                     Over => residuals.start_over(part(0)),
                 }
@@ -179,15 +220,49 @@ mod tests {
     #[test]
     fn a_residual_that_was_put_back_is_kept_by_the_next_body() {
         let mut residuals = Residuals::default();
-        residuals.encode(part(0), true);
+        residuals.encode(part(0), Round(0), true);
         for (part, is_kept) in [(part(0), false), (part(1), false)] {
             assert_eq!(residuals.is_kept(part), is_kept);
             residuals.restore(part, true);
             assert!(residuals.is_kept(part));
-            assert_eq!(residuals.encode(part, true), Kept);
+            assert_eq!(residuals.encode(part, Round(1), true), Kept);
             residuals.summed(part, [0, 1].map(WorkerId).into_iter().collect());
-            assert_eq!(residuals.encode(part, true), Kept);
+            assert_eq!(residuals.encode(part, Round(1), true), Kept);
         }
+    }
+
+    #[test]
+    fn a_round_that_was_taken_back_is_told_with_the_next_one_alone() {
+        let (mut residuals, one) = (Residuals::default(), [TensorKey(1)]);
+        residuals.encode(part(0), Round(0), true);
+        residuals.take_back(part(0), TensorKey(1));
+        assert_eq!(residuals.hold_of(part(0), Round(1), one), Hold::No, "it is not held");
+        residuals.hold(part(0), true);
+        assert_eq!(residuals.hold_of(part(0), Round(1), one), Hold::Before);
+        for round in [1, 2] {
+            residuals.encode(part(0), Round(round), true);
+            assert_eq!(residuals.hold_of(part(0), Round(round + 1), one), Hold::Before, "it may have been used");
+            residuals.take_back(part(0), TensorKey(1));
+            residuals.restore(part(0), true);
+            assert_eq!(residuals.hold_of(part(0), Round(round + 1), one), Hold::TakenBack);
+            residuals.encode(part(0), Round(round + 1), true);
+            assert_eq!(residuals.hold_of(part(0), Round(round + 1), one), Hold::TakenBack, "a repeat says the same");
+        }
+        assert_eq!(residuals.hold_of(part(0), Round(4), one), Hold::Before, "of round 3, nobody has said anything");
+    }
+
+    #[test]
+    fn a_part_is_taken_back_once_all_its_tensors_are() {
+        let (mut residuals, both) = (Residuals::default(), [TensorKey(1), TensorKey(2)]);
+        residuals.hold(part(0), true);
+        residuals.encode(part(0), Round(0), true);
+        residuals.take_back(part(0), TensorKey(2));
+        assert_eq!(residuals.hold_of(part(0), Round(1), both), Hold::Before);
+        residuals.take_back(part(0), TensorKey(1));
+        assert_eq!(residuals.hold_of(part(0), Round(1), both), Hold::TakenBack);
+        residuals.encode(part(0), Round(1), true);
+        residuals.take_back(part(0), TensorKey(1));
+        assert_eq!(residuals.hold_of(part(0), Round(2), both), Hold::Before, "the other one was of the round before");
     }
 
     #[test]
@@ -195,12 +270,12 @@ mod tests {
         let mut residuals = Residuals::default();
         let other = PartId { key: TensorKey(2), index: 0 };
         for part in [part(0), part(1), other] {
-            residuals.encode(part, true);
+            residuals.encode(part, Round(0), true);
             residuals.summed(part, WorkerSet::default());
         }
         assert_eq!(residuals.end(&BTreeSet::from([TensorKey(1)])), [part(0), part(1)]);
         residuals.summed(part(1), WorkerSet::default());
-        assert_eq!([part(0), part(1), other].map(|part| residuals.encode(part, true)), [Zero, Zero, Kept]);
+        assert_eq!([part(0), part(1), other].map(|part| residuals.encode(part, Round(1), true)), [Zero, Zero, Kept]);
         assert_eq!(residuals.end_all(), [part(0), part(1), other]);
     }
 
@@ -208,7 +283,7 @@ mod tests {
     fn a_residual_ends_where_another_rank_of_the_machine_owns_its_part_from_now_on() {
         let mut residuals = Residuals::default();
         for (part, is_of_machine) in [(part(0), true), (part(1), true), (part(2), false)] {
-            residuals.encode(part, is_of_machine);
+            residuals.encode(part, Round(0), is_of_machine);
         }
         assert_eq!(residuals.follow(|part| part.index == 0), [part(1)]);
     }

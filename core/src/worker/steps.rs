@@ -11,7 +11,7 @@ use crate::sched::{Attempt, Outcome, Task, TaskId};
 use crate::types::{
     Claim, Defect, Demand, DeviceKind, ExchangeId, Goal, InCopies, Op, PartLayout, Priority, Slot, Time, Unmet, planted,
 };
-use crate::wire::{Body, Contribute, Contribution, Contributors, Request, Target, Withdraw};
+use crate::wire::{Body, Contribute, Contribution, Contributors, Hold, Request, Target, Withdraw};
 
 impl Worker {
     /// The next step of `stage`, which the driver must execute and report; `None` if there is none now.
@@ -202,7 +202,8 @@ impl Worker {
             Stage::Compress => {
                 let coding = self.host_coding(task.id);
                 let is_of_machine = self.part(task.id).participants.is_everybody();
-                let residual = coding.codec.has_feedback().then(|| self.residuals.encode(task.part, is_of_machine));
+                let residual =
+                    coding.codec.has_feedback().then(|| self.residuals.encode(task.part, task.round, is_of_machine));
                 Action::Encode { coding, residual, link: self.links.up(task.server) }
             }
             Stage::Land => Action::Land,
@@ -312,7 +313,12 @@ impl Worker {
             }
             Attempt::First | Attempt::Again | Attempt::Resumed { .. } => Contribution::First { body, checksum: None },
         };
-        Request::Contribute(Contribute { target, dtype, op, participants, weight, urgency, part_bytes, contribution })
+        let hold = match contribution != Contribution::Nothing && body.codec.has_answer_feedback() {
+            true => self.residuals.hold_of(task.part, task.round, part.layout.pieces.iter().map(|piece| piece.tensor)),
+            false => Hold::No,
+        };
+        let request = Contribute { target, dtype, op, participants, weight, urgency, part_bytes, hold, contribution };
+        Request::Contribute(request)
     }
 
     /// The transport's class, 0 to 7, of `priority`. The most urgent tensors have a class of their own, and each class below is twice as

@@ -186,8 +186,8 @@ class DistributedDataParallel(nn.Module):
         """Makes the error feedback of the compression follow the scale of the loss, from the next step on.
 
         Without this, what gradients have lost at one scale counts for more, or less, at another one. What it keeps does not
-        change in a step that `scaler` skips because of an overflow; so it takes twice the memory. The residual of the sums,
-        on the servers, does change. Call it on all workers, before the first step.
+        change in a step that `scaler` skips because of an overflow, on the workers and in the sums of the servers; so it
+        takes twice the memory on both. Call it on all workers, before the first step.
         """
         if self._gradients is not None:
             self._gradients.feedback.follow_scaler(scaler)

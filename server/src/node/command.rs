@@ -268,7 +268,7 @@ pub enum Step {
         /// What the sum is divided by.
         divisor: f64,
         /// If its codec has error feedback: how the answer uses the residual of the part, which the sum has from now on.
-        residual: Option<Start>,
+        residual: Option<Feedback>,
     },
     /// Send the sum, from its first block on.
     Answer {
@@ -285,6 +285,15 @@ pub enum Step {
     Drop,
     /// Free the residual of the part, whatever the round.
     DropResidual,
+}
+
+/// How an answer uses the residual of its part.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Feedback {
+    /// Where it begins.
+    pub start: Start,
+    /// Whether that is kept beside what the answer leaves, so that the answer can be taken back.
+    pub is_held: bool,
 }
 
 /// What is summed.

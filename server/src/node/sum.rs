@@ -14,7 +14,7 @@ use gradlane_core::types::{ExchangeId, PartId, WorkerId};
 use gradlane_core::wire::{Body, Response, Sum as SumHeader, Target};
 
 use crate::node::accumulator::{Accumulator, Gathered, SumResources};
-use crate::node::command::{Receipt, Route, SlotId, Step, Upload};
+use crate::node::command::{Feedback, Receipt, Route, SlotId, Step, Upload};
 use crate::node::event::Event;
 
 #[cfg(test)]
@@ -90,7 +90,15 @@ impl Sums {
             }
             Step::Publish { divisor, residual } => {
                 if let Some(sum) = self.slots.get_mut(&slot) {
-                    let residual = residual.map(|start| (self.residuals.remove(&slot.part).unwrap_or_default(), start));
+                    let residual = residual.map(|Feedback { start, is_held }| {
+                        let mut residual = self.residuals.remove(&slot.part).unwrap_or_default();
+                        if is_held {
+                            residual.hold()
+                        } else {
+                            residual.let_go()
+                        }
+                        (residual, start)
+                    });
                     sum.memory.publish(divisor, residual, &mut self.workspace);
                     sum.flow(say);
                 }

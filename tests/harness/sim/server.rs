@@ -4,16 +4,17 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use gradlane_core::cluster::MemberEvent;
+use gradlane_core::codec::feedback::Start;
 use gradlane_core::config::verdict_time;
 use gradlane_core::error::{Error, Result};
 use gradlane_core::mem::{Copies, Pool};
 use gradlane_core::reduce::Kernels;
 use gradlane_core::transport::Outgoing;
 use gradlane_core::transport::exchange::{ServerExchange, reject_of};
-use gradlane_core::types::{Epoch, ExchangeId, LinkId, PartId, Span, TensorKey, Time, WorkerId};
-use gradlane_core::wire::{About, HeaderReader, Reply, Request, Target};
+use gradlane_core::types::{Epoch, ExchangeId, LinkId, PartId, Round, Span, TensorKey, Time, WorkerId};
+use gradlane_core::wire::{About, HeaderReader, Hold, Reply, Request, Target};
 use gradlane_server::node::accumulator::SumResources;
-use gradlane_server::node::command::{Command, Route, SlotId, ValueStep, Work};
+use gradlane_server::node::command::{Command, Feedback, Route, SlotId, Step, ValueStep, Work};
 use gradlane_server::node::event::Event;
 use gradlane_server::node::store::Store;
 use gradlane_server::node::{Node, NodeConfig};
@@ -35,6 +36,8 @@ pub(super) struct ServerProcess {
     /// Where the bodies of exchanges go.
     routes: BTreeMap<ExchangeId, Route>,
     store: Store,
+    /// By part the round whose answer used the residual last, and whether it was whole.
+    fed: BTreeMap<PartId, (Round, bool)>,
     /// When an exchange of each sum was last open.
     read: BTreeMap<SlotId, Time>,
     /// Whether it was asked to stop, and has not.
@@ -88,6 +91,7 @@ impl ServerProcess {
             served: BTreeMap::new(),
             routes: BTreeMap::new(),
             store: Store::new(resources),
+            fed: BTreeMap::new(),
             read: BTreeMap::new(),
             draining: false,
             has_stopped: false,
@@ -152,6 +156,7 @@ impl ServerProcess {
         match command {
             Command::Step(work) => {
                 self.note_round(context, &work);
+                self.check_residual(context, &work);
                 let received = work.receives();
                 if let Some((exchange, route)) = received {
                     self.check_epoch(context, exchange);
@@ -203,6 +208,46 @@ impl ServerProcess {
             }
             ValueStep::Apply { round, factor, .. } => context.witness.applies(self.me.who, *part, *round, *factor),
             _ => {}
+        }
+    }
+
+    /// A residual goes on from a whole sum. The one before is put back only if all that contribute have not used the sum of the round before.
+    fn check_residual(&mut self, context: &mut Context, work: &Work) {
+        let Work::Sum { slot, step } = work else { return };
+        let SlotId { part, round } = *slot;
+        match step {
+            Step::Publish { residual: Some(Feedback { start, is_held }), .. } => {
+                let before = self.fed.insert(part, (round, false));
+                let holds = |least: Hold| {
+                    let all = self.served.values().filter(|served| !served.is_answered);
+                    let all = all.filter_map(|served| match &served.header {
+                        Request::Contribute(header) if (header.target.part, header.target.round) == (part, round) => {
+                            Some(header.hold)
+                        }
+                        _ => None,
+                    });
+                    all.into_iter().all(|hold| hold >= least)
+                };
+                let is_right = match start {
+                    Start::Zero => true,
+                    Start::Kept => before.is_some_and(|(_, is_whole)| is_whole),
+                    Start::Before => before == Some((Round(round.0.wrapping_sub(1)), true)) && holds(Hold::TakenBack),
+                };
+                if !is_right || (*is_held && !holds(Hold::Before)) {
+                    let text = format!(
+                        "{}: the answer of {round} of part {part} begins with {start:?}, held {is_held}, after {before:?}",
+                        self.me.who
+                    );
+                    context.witness.fail(context.now, Checker::Sum, text);
+                }
+            }
+            Step::Seal => {
+                if let Some((_, is_whole)) = self.fed.get_mut(&part).filter(|(fed, _)| *fed == round) {
+                    *is_whole = true;
+                }
+            }
+            Step::DropResidual => drop(self.fed.remove(&part)),
+            Step::Begin(_) | Step::Receive { .. } | Step::Publish { .. } | Step::Answer { .. } | Step::Drop => {}
         }
     }
 

@@ -28,6 +28,7 @@ mod results;
 mod stages;
 mod stepping;
 mod training;
+mod unused;
 mod uses;
 
 pub(super) use self::memory::{Buffer, Region, check};
@@ -39,6 +40,7 @@ use self::memory::Payload;
 use self::neighbours::Neighbours;
 use self::stages::Copying;
 use self::training::{Awaited, Script};
+use self::unused::Unused;
 
 /// A running worker.
 pub(super) struct WorkerProcess {
@@ -56,6 +58,7 @@ pub(super) struct WorkerProcess {
     kept: BTreeMap<PartId, Vec<u8>>,
     /// What is known of the parts with error feedback, to check when their residuals begin at zero.
     fed_back: BTreeMap<PartId, FedBack>,
+    unused: Unused,
     /// Tasks whose sum has come.
     summed: BTreeSet<TaskId>,
     /// Tasks that a device copies.
@@ -108,6 +111,7 @@ impl WorkerProcess {
             residuals: BTreeMap::new(),
             kept: BTreeMap::new(),
             fed_back: BTreeMap::new(),
+            unused: Unused::default(),
             summed: BTreeSet::new(),
             copying: BTreeMap::new(),
             neighbours: None,
@@ -297,6 +301,7 @@ impl WorkerProcess {
             Command::DropResidual(part) => {
                 self.residuals.remove(&part);
                 self.fed_back.remove(&part);
+                self.unused.forget(part);
             }
             Command::Abandon(Held::Exchange { exchange, .. }) => {
                 if let Some(stream) = self.streams.get(&exchange) {

@@ -103,6 +103,8 @@ const ENDING: u64 = 0x656e_6469_6e67;
 const SETS: u64 = 0x7365_7473;
 /// Tells the draw whether bodies vary in length from others.
 const SPARSE: u64 = 0x0073_7061_7273_6500;
+/// Tells the draws of sums that nobody uses from others.
+const UNUSED: u64 = 0x756e_7573_6564;
 
 /// One tensor of the job.
 #[derive(Clone, Debug)]
@@ -156,6 +158,7 @@ impl Plan {
         let clocked = rounds::draw(seed, workers, classes);
         parameters.extend(clocked.iter().flat_map(Clocked::parameters));
         settings.memory_bytes_max += memory_of(&parameters, workers, classes);
+        settings.memory_bytes_max += held_bytes(&tensors);
         let mismatch = (classes.mismatch && workers > 1)
             .then(|| (random.below(u64::from(workers)) as u32, random.below(tensors.len() as u64) as usize));
         let forgets = (classes.subsets && workers > 1 && !topology.has_teams())
@@ -197,6 +200,17 @@ impl Plan {
         let woven = |(worker, script)| plan.ask_store(worker, plan.tick(plan.use_parameters(worker, script)));
         plan.scripts = (0..).zip(scripts).map(woven).collect();
         plan
+    }
+
+    /// Whether workers may take back what error feedback has kept of a sum.
+    pub(super) fn holds_feedback(&self) -> bool {
+        mix(self.seed ^ UNUSED).is_multiple_of(2)
+    }
+
+    /// Whether this worker does not use the sums of a round. Mostly all workers agree.
+    pub(super) fn is_unused(&self, round: u64, worker: u32) -> bool {
+        let draw = |of: u64| mix(self.seed ^ UNUSED ^ ((round + 1) << 16) ^ of);
+        draw(0).is_multiple_of(2) && !draw(u64::from(worker) + 1).is_multiple_of(8)
     }
 
     /// The names that are used once come again, for other tensors, as soon as they have ended.
@@ -533,6 +547,12 @@ fn memory_of(parameters: &[Parameter], workers: u32, classes: FaultClasses) -> u
     let values: u64 = parameters.iter().map(Parameter::bytes).sum();
     // Of each worker a change that is on its way and the answer to the use before.
     if classes.refusals { values } else { values * (1 + 3 * u64::from(workers)) }
+}
+
+/// What residuals need of a server if what was there before each answer is kept too.
+fn held_bytes(tensors: &[Tensor]) -> u64 {
+    let fed_back = tensors.iter().filter(|tensor| tensor.spec.kind.codec().has_answer_feedback());
+    fed_back.map(|tensor| tensor.spec.bytes().expect("small")).sum()
 }
 
 fn settings(

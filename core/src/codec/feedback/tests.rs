@@ -82,6 +82,41 @@ fn a_body_that_is_taken_back_has_changed_nothing() {
 }
 
 #[test]
+fn a_body_may_begin_before_the_one_that_is_taken_back() {
+    let round = |number| (0..LEN).map(|index| value(index, number)).collect::<Vec<f32>>();
+    for spec in ["int4", "bf16:feedback=1,nesterov=500000"] {
+        let (mut play, mut other) = (Play::new(spec), Play::new(spec));
+        play.residual.hold();
+        for number in 0..6 {
+            // Every second round has another one before it, and the fourth has two, which are taken back.
+            for unused in 0..[0, 1, 0, 2, 0, 1][number as usize] {
+                play.round(&round(50 + unused));
+                play.start = Start::Before;
+            }
+            assert_eq!(play.round(&round(number)), other.round(&round(number)), "{spec}, round {number}");
+            play.start = Start::Kept;
+        }
+    }
+}
+
+#[test]
+fn what_was_not_held_cannot_be_taken_back_and_goes_on() {
+    let round = |number| (0..LEN).map(|index| value(index, number)).collect::<Vec<f32>>();
+    let (mut play, mut other) = (Play::new("int4"), Play::new("int4"));
+    for number in [0, 1] {
+        play.round(&round(number));
+        other.round(&round(number));
+    }
+    play.residual.hold();
+    play.start = Start::Before;
+    assert_eq!(play.round(&round(2)), other.round(&round(2)));
+    assert_eq!(play.residual.bytes(), 2 * other.residual.bytes());
+    play.residual.let_go();
+    assert_eq!(play.residual.bytes(), other.residual.bytes());
+    assert_eq!(play.round(&round(3)), other.round(&round(3)));
+}
+
+#[test]
 fn the_body_is_that_of_the_elements_if_nothing_is_left_of_rounds_before() {
     for spec in ["bf16", "fp16", "int8"] {
         let elements: Vec<f32> = (0..LEN).map(|index| value(index, 0)).collect();

@@ -32,8 +32,23 @@ pub struct Contribute {
     pub urgency: u8,
     /// Bytes of the part in its own element type, whatever the encoding of the body.
     pub part_bytes: u64,
+    /// Whether this worker may take the sum back, and whether it has taken back the sum of the round before.
+    pub hold: Hold,
     /// What follows.
     pub contribution: Contribution,
+}
+
+/// What a contribution says of the residual of its part's answers, if the codec has one. A server does the least of what all contributions to
+/// a round say.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Debug)]
+pub enum Hold {
+    /// The worker uses the sum.
+    #[default]
+    No,
+    /// The worker may take the sum back later: keep the residual before the answer too.
+    Before,
+    /// As before. And the worker has not used the sum of the round before this one: begin with the residual before the answer of that round.
+    TakenBack,
 }
 
 /// What follows the header of a [`Contribute`].

@@ -6,8 +6,8 @@ use crate::types::{
     Participants, Round, RowAction, Rule, Shards, TensorKey, Update, Version, WorkerId, WorkerSet,
 };
 use crate::wire::{
-    Body, Contribute, Contribution, Contributors, Header, Reject, Restore, Rows, RowsAnswer, Sent, Sum, Target, Use,
-    Value, Withdraw,
+    Body, Contribute, Contribution, Contributors, Header, Hold, Reject, Restore, Rows, RowsAnswer, Sent, Sum, Target,
+    Use, Value, Withdraw,
 };
 
 /// Headers of each kind, with each form of what follows them.
@@ -21,9 +21,15 @@ pub fn headers() -> Vec<Header> {
         weight: 1.5,
         urgency: 6,
         part_bytes: 4096,
+        hold: Hold::No,
         contribution: Contribution::First { body, checksum: Some(0xdead_beef) },
     };
     let with = |contribution| Header::Contribute(Contribute { contribution, ..contribute.clone() });
+    let fed_back = Body { bytes: 2048, codec: "bf16:feedback=1".parse().expect("a codec"), refused: false };
+    let held = |hold| {
+        let contribution = Contribution::First { body: fed_back, checksum: None };
+        Header::Contribute(Contribute { hold, contribution, ..contribute.clone() })
+    };
     let of = |participants| Header::Contribute(Contribute { participants, ..contribute.clone() });
     let sum = Sum {
         target: target(),
@@ -144,6 +150,8 @@ pub fn headers() -> Vec<Header> {
         Header::RowsAnswer(answer),
         Header::RowsAnswer(RowsAnswer { body_bytes: 0, checksum: false, ..answer }),
         Header::Reject(Reject { about: rows.about(), error_bytes: 9 }),
+        held(Hold::Before),
+        held(Hold::TakenBack),
     ]
 }
 

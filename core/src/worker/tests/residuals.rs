@@ -3,9 +3,7 @@
 use super::*;
 use crate::codec::feedback::Start;
 use crate::types::{InCopies, Participants, WorkerSet};
-
-/// A body of the part, whose length means nothing here.
-const BODY: Body = Body { bytes: 8, codec: CodecSpec::F16, refused: false };
+use crate::wire::Hold;
 
 #[test]
 fn a_body_goes_on_with_what_the_one_before_lost_once_its_sum_has_come() {
@@ -68,7 +66,7 @@ fn the_workers_due_are_those_of_the_view_in_which_the_round_was_pushed() {
     world.worker.handle_pulled(
         world.now,
         task,
-        Exchanged::Sum { body: BODY, divisor: 1.0, contributors: Contributors::Due },
+        Exchanged::Sum { body: body(), divisor: 1.0, contributors: Contributors::Due },
     );
     world.worker.take(world.now, Stage::Decompress).unwrap();
     world.worker.handle_decoded(world.now, task, Ok(()));
@@ -90,6 +88,32 @@ fn a_round_that_is_given_up_after_it_was_encoded_makes_the_next_one_begin_at_zer
     world.worker.handle_pulled(world.now, withdrawal, Exchanged::Rejected(Error::Cancelled));
     world.commands();
     assert_eq!(round(&mut world), Start::Zero);
+}
+
+#[test]
+fn a_contribution_says_that_the_sum_before_was_taken_back() {
+    let mut world = World::joined();
+    let part = PartId { key: fed_back().key(), index: 0 };
+    let held = |world: &mut World| {
+        let (task, _) = encode(world);
+        let step = world.worker.take(world.now, Stage::Push).unwrap();
+        let Action::Push { header: Request::Contribute(header), .. } = step.action else { panic!("{step:?}") };
+        world.worker.end_push(world.now, task);
+        world.worker.handle_pulled(
+            world.now,
+            task,
+            Exchanged::Sum { body: body(), divisor: 1.0, contributors: Contributors::Due },
+        );
+        world.worker.take(world.now, Stage::Decompress).unwrap();
+        world.worker.handle_decoded(world.now, task, Ok(()));
+        world.commands();
+        header.hold
+    };
+    assert_eq!(held(&mut world), Hold::No);
+    world.worker.handle_held(part);
+    assert_eq!(held(&mut world), Hold::Before);
+    world.worker.handle_taken_back(part, "w");
+    assert_eq!([held(&mut world), held(&mut world)], [Hold::TakenBack, Hold::Before]);
 }
 
 #[test]
@@ -123,7 +147,7 @@ fn a_residual_ends_where_another_rank_owns_the_part() {
     let parts = (0..64).map(|index| PartId { key: fed_back().key(), index });
     let mine: Vec<PartId> = parts.filter(|part| owns(&before, *part)).collect();
     for part in &mine {
-        residuals.encode(*part, true);
+        residuals.encode(*part, Round(0), true);
     }
     let mut after = before.clone();
     after.members.retain(|member| member.process.role == Role::Server || member.index != 2);
@@ -181,7 +205,7 @@ fn encode(world: &mut World) -> (TaskId, Start) {
     declare(world);
     let step = world.worker.take(world.now, Stage::Compress).unwrap();
     let Action::Encode { residual: Some(start), .. } = step.action else { panic!("{step:?}") };
-    world.worker.handle_encoded(world.now, step.task.id, BODY);
+    world.worker.handle_encoded(world.now, step.task.id, body());
     world.commands();
     (step.task.id, start)
 }
@@ -190,7 +214,7 @@ fn encode(world: &mut World) -> (TaskId, Start) {
 fn finish(world: &mut World, task: TaskId, contributors: Contributors) {
     world.worker.take(world.now, Stage::Push).unwrap();
     world.worker.end_push(world.now, task);
-    world.worker.handle_pulled(world.now, task, Exchanged::Sum { body: BODY, divisor: 1.0, contributors });
+    world.worker.handle_pulled(world.now, task, Exchanged::Sum { body: body(), divisor: 1.0, contributors });
     world.worker.take(world.now, Stage::Decompress).unwrap();
     world.worker.handle_decoded(world.now, task, Ok(()));
     world.commands();
@@ -201,6 +225,11 @@ fn declare(world: &mut World) {
     if let Some(Command::Declare { request, tensors, .. }) = world.commands().pop() {
         world.declared(request, &tensors);
     }
+}
+
+/// A body of the part, whose length means nothing here.
+fn body() -> Body {
+    Body { bytes: 8, codec: fed_back().kind.codec(), refused: false }
 }
 
 fn fed_back() -> TensorSpec {

@@ -56,6 +56,26 @@ fn a_residual_that_begins_at_zero_makes_the_answer_of_the_first_round() {
     assert_eq!(pipeline.round(Start::Zero, &bodies, |_| {}), first);
 }
 
+#[test]
+fn answers_that_are_taken_back_change_none_that_come_later() {
+    for (spec, block_bytes) in [("int8:block=32,feedback=1", 80), ("int8:block=32,feedback=1", 1 << 20)] {
+        let [mut pipeline, mut other] = [0; 2].map(|_| Pipeline::new(spec, 2, block_bytes));
+        pipeline.residual.as_mut().unwrap().hold();
+        let (mut model, mut unused) = (Model::new(spec, 2), Model::new(spec, 2));
+        let given = |round| [0, 1].map(|rank| (0..LEN).map(|index| value(rank, index, round)).collect::<Vec<f32>>());
+        for round in 0..6 {
+            let mut start = Start::Kept;
+            for _ in 0..round % 3 {
+                pipeline.round(start, &unused.round(&given(70 + round)).0, |_| {});
+                start = Start::Before;
+            }
+            let (bodies, _) = model.round(&given(round));
+            let due = other.round(Start::Kept, &bodies, |_| {});
+            assert_eq!(pipeline.round(start, &bodies, |_| {}), due, "{spec}, round {round}");
+        }
+    }
+}
+
 /// Several blocks and units, the last ones shorter.
 const LEN: usize = 150;
 

@@ -8,7 +8,7 @@ use gradlane_core::wire::{About, Body, Contribution, Contributors, Sum, Target};
 
 use super::aggregator::{Aggregator, Exchange, ExchangeState, Part, parity};
 use super::refusals::over;
-use super::residual::{Left, Residual};
+use super::residual::{Fed, Residual};
 use super::round::{Open, Published, RoundState, Slot, Spec};
 use crate::node::command::{Command, SlotId, Step, Work};
 use crate::node::membership::rejection;
@@ -171,9 +171,13 @@ impl Aggregator {
     }
 
     /// The residual of a part whose sum `id` has error feedback, and what the sum means for it.
-    fn residual_of(&mut self, id: SlotId, published: &Published) -> Option<(&mut Residual, Left)> {
-        let Spec { codec, bytes, .. } = self.slot(id)?.spec;
-        let sum = Left { contributors: Arc::clone(&published.contributors), bytes };
+    fn residual_of(&mut self, id: SlotId, published: &Published) -> Option<(&mut Residual, Fed)> {
+        let Slot { spec: Spec { codec, bytes, .. }, state: RoundState::Open(Open { hold, .. }), .. } = self.slot(id)?
+        else {
+            return None;
+        };
+        let (codec, bytes, hold) = (*codec, *bytes, hold.unwrap_or_default());
+        let sum = Fed { contributors: Arc::clone(&published.contributors), bytes, round: id.round, hold };
         let residual = &mut self.parts.get_mut(&id.part)?.residual;
         codec.has_answer_feedback().then_some((residual, sum))
     }

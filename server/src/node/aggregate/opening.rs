@@ -34,7 +34,7 @@ impl Aggregator {
         let membership = self.membership.as_ref().expect("it admitted the worker");
         let codec = header.body().map_or(CodecSpec::PLAIN, |body| body.codec);
         let claim = Spec::of(worker, target.part, *dtype, *op, participants, &membership.machines);
-        let claim = Spec { bytes: *part_bytes, codec, ..claim };
+        let claim = Spec { bytes: *part_bytes, codec, hold: header.hold, ..claim };
         check_body(worker, header, claim.sends_body(worker))?;
         let callers = self.due_callers(worker, target, *dtype, participants)?;
         check_caller(worker, target, *dtype, participants, &callers, &membership.machines)?;
@@ -330,8 +330,11 @@ impl Aggregator {
             Contribution::First { checksum, .. } => Upload { body, weight: header.weight, checksum, landed: 0 },
             Contribution::Nothing => Upload { body, weight: header.weight, checksum: None, landed: 0 },
         };
+        let is_enough = planted(self.config.defect, Defect::TakenBackByOne);
         let open = self.open_mut(id);
         open.uploads.insert(worker, (exchange, upload));
+        let hold = open.hold.unwrap_or(header.hold);
+        open.hold = Some(if is_enough { hold.max(header.hold) } else { hold.min(header.hold) });
         open.begun.insert(worker);
         let entry = self.exchange_mut(exchange);
         entry.routed = header.part_bytes > 0;

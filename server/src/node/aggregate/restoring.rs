@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use gradlane_core::error::{Error, Result};
 use gradlane_core::types::{CodecSpec, DType, Epoch, ExchangeId, Op, Round, Time, WorkerId};
-use gradlane_core::wire::{Body, Contribute, Contribution, Contributors, Restore, Sum, Target};
+use gradlane_core::wire::{Body, Contribute, Contribution, Contributors, Hold, Restore, Sum, Target};
 
 use super::aggregator::{Aggregator, Exchange, ExchangeState, parity};
 use super::opening::check_caller;
@@ -115,9 +115,9 @@ impl Aggregator {
     /// Notes an exchange that brings a sum, and contributes nothing.
     fn note_bringer(&mut self, worker: WorkerId, exchange: ExchangeId, slot: SlotId, header: &Restore) {
         let Restore { target, dtype, op, participants, .. } = header.clone();
-        let contribution = Contribution::Nothing;
+        let (hold, contribution) = (Hold::No, Contribution::Nothing);
         let header =
-            Contribute { target, dtype, op, participants, weight: 1.0, urgency: 0, part_bytes: 0, contribution };
+            Contribute { target, dtype, op, participants, weight: 1.0, urgency: 0, part_bytes: 0, hold, contribution };
         self.exchanges
             .insert(exchange, Exchange { worker, slot, header, state: ExchangeState::Landing, routed: false });
     }

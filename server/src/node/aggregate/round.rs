@@ -11,7 +11,7 @@ use gradlane_core::types::{
     CodecSpec, DType, Declared, Defect, ExchangeId, Extent, Machines, Op, PartId, Participants, TensorKind, Time,
     WorkerId, WorkerSet, planted, total_weight,
 };
-use gradlane_core::wire::Body;
+use gradlane_core::wire::{Body, Hold};
 
 use crate::node::command::{Order, SlotId, SumSpec, Upload};
 use crate::node::config::NodeConfig;
@@ -160,6 +160,8 @@ pub(super) struct Open {
     pub(super) begun: WorkerSet,
     /// The exchanges that get the sum: the latest one of each worker.
     pub(super) listeners: BTreeMap<WorkerId, ExchangeId>,
+    /// The least that its contributions have said of the residual of the part's answers.
+    pub(super) hold: Option<Hold>,
     /// Workers that withdrew after they had begun to contribute, and why. They will not come again.
     pub(super) withdrawn: BTreeMap<WorkerId, Error>,
     /// Present once every caller has come: the sum flows to the listeners.
@@ -180,6 +182,8 @@ pub(super) struct Spec {
     pub(super) participants: Participants,
     /// The only caller that sends a body; absent where all do.
     pub(super) sender: Option<WorkerId>,
+    /// What the first contribution said of the residual, for which memory is booked.
+    pub(super) hold: Hold,
 }
 
 impl Spec {
@@ -194,7 +198,7 @@ impl Spec {
     ) -> Self {
         let sender = machines.only_sender(op, participants, part, dtype);
         let participants = participants.clone();
-        Self { said_by, dtype, bytes: 0, codec: CodecSpec::PLAIN, op, participants, sender }
+        Self { said_by, dtype, bytes: 0, codec: CodecSpec::PLAIN, op, participants, sender, hold: Hold::No }
     }
 
     /// Whether `caller` sends a body.
@@ -208,9 +212,10 @@ impl Spec {
         Body { bytes, codec: self.codec, refused: false }
     }
 
-    /// Bytes of the residual of its answers; 0 without error feedback. Only f32 has it.
+    /// Bytes of the residual of its answers, with the one before if that is held; 0 without error feedback. Only f32 has it.
     pub(super) fn residual_bytes(&self) -> u64 {
-        if self.codec.has_answer_feedback() { self.bytes } else { 0 }
+        let residuals = if self.hold == Hold::No { 1 } else { 2 };
+        if self.codec.has_answer_feedback() { self.bytes * residuals } else { 0 }
     }
 
     /// The sum that `callers` make of it, in blocks of `block_bytes`.

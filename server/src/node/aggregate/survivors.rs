@@ -47,8 +47,9 @@ impl Aggregator {
             let before = std::mem::replace(&mut slot.due, due);
             // The members of a set exchange one by one, so all of them are callers.
             let is_whole = participants.members().is_some() && before.set == slot.due.set;
-            let Spec { said_by, bytes, dtype, codec, op, .. } = slot.spec;
-            slot.spec = Spec { bytes, codec, ..Spec::of(said_by, id, dtype, op, &participants, &membership.machines) };
+            let Spec { said_by, bytes, dtype, codec, op, hold, .. } = slot.spec;
+            let of_these = Spec::of(said_by, id, dtype, op, &participants, &membership.machines);
+            slot.spec = Spec { bytes, codec, hold, ..of_these };
             if let RoundState::Open(_) = slot.state
                 && !is_whole
                 && !planted(self.config.defect, Defect::RestartSkipped)

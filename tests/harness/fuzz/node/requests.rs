@@ -5,7 +5,7 @@ use gradlane_core::types::{
     RowAction, Shards, TensorKey, Version, WorkerId,
 };
 use gradlane_core::wire::{
-    About, Body, Contribute, Contribution, Header, Request, Restore, Rows, Sent, Service, Target, Use, Withdraw,
+    About, Body, Contribute, Contribution, Header, Hold, Request, Restore, Rows, Sent, Service, Target, Use, Withdraw,
     checksum, samples,
 };
 
@@ -46,6 +46,7 @@ impl World {
             1 => (DType::F32, CodecSpec::BF16),
             2 => (DType::I32, CodecSpec::PLAIN),
             3 => (DType::F32, CodecSpec::of(Encoding::TopK)),
+            4 => (DType::F32, "bf16:feedback=1".parse().expect("a codec")),
             _ => (DType::F32, CodecSpec::PLAIN),
         };
         let op = match form >> 3 & 7 {
@@ -80,7 +81,12 @@ impl World {
         };
         let weight = if op == Op::WeightedMean { f64::from(kind >> 4) } else { 1.0 };
         let (urgency, participants) = (kind & 7, participants(input));
-        let header = Contribute { target, dtype, op, participants, weight, urgency, part_bytes, contribution };
+        let has_residual = contribution != Contribution::Nothing && codec.has_answer_feedback();
+        let hold = match has_residual {
+            true => input.pick(&[Hold::Before, Hold::TakenBack, Hold::TakenBack, Hold::No]),
+            false => Hold::No,
+        };
+        let header = Contribute { target, dtype, op, participants, weight, urgency, part_bytes, hold, contribution };
         self.open(link, Request::Contribute(header));
     }
 

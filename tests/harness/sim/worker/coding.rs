@@ -21,7 +21,7 @@ pub(super) struct FedBack {
     /// Whether the next body goes on with the residual.
     goes_on: bool,
     /// The round that was encoded last.
-    encoded: Option<Round>,
+    pub(super) encoded: Option<Round>,
 }
 
 impl FedBack {

@@ -2,7 +2,7 @@
 
 use gradlane_core::error::{Error, Result};
 use gradlane_core::sched::{Task, TaskId};
-use gradlane_core::types::{CodecSpec, DeviceKind, Encoding, Epoch, Op};
+use gradlane_core::types::{CodecSpec, DeviceKind, Encoding, Epoch, Op, TensorKey};
 use gradlane_core::wire::{Body, Contribute, Contribution, Contributors, Sum};
 
 use super::super::checkers::Checker;
@@ -64,6 +64,9 @@ impl WorkerProcess {
             {
                 context.witness.fail(now, Checker::Contribution, format!("{what}: the contribution was overwritten"));
             }
+            if outcome.is_ok() {
+                self.take_back_feedback(&context.plan, tensor, round);
+            }
             context.witness.resolves(self.me, tensor, round, &outcome);
         }
         self.end_operation(context, submission, outcome);
@@ -94,6 +97,8 @@ impl WorkerProcess {
     pub(super) fn check_push(&self, context: &mut Context, task: &Task, header: &Contribute, body: Option<&[u8]>) {
         let now = context.now;
         self.check_turn(context, task);
+        let pieces: Vec<TensorKey> = self.worker.part(task.id).layout.pieces.iter().map(|piece| piece.tensor).collect();
+        self.check_hold(context, &pieces, header);
         let Some(mut body) = body else { return };
         let codec = header.body().map_or(CodecSpec::PLAIN, |body| body.codec);
         let divisor = if matches!(header.op, Op::Sum | Op::Mean) { header.weight } else { 1.0 };

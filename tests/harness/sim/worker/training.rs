@@ -236,6 +236,7 @@ impl WorkerProcess {
     /// The memory of a round of a tensor, filled with this worker's contribution, and what the machine is told of it.
     fn lend(&mut self, context: &Context, tensor: usize, round: u64) -> ([usize; 2], Tensor) {
         let plan = &context.plan;
+        self.hold_feedback(plan, tensor);
         let workload::Tensor { spec, priority, in_place, on_device, in_copies, .. } = &plan.tensors[tensor];
         let place = if *on_device { DeviceKind::Cuda } else { DeviceKind::Host };
         let source = self.memory.len();

@@ -5,7 +5,7 @@ use super::participants;
 use crate::error::Result;
 use crate::types::{CodecSpec, DType, Op, Participants, WorkerSet};
 use crate::wire::header::{
-    Body, Contribute, Contribution, Contributors, HEADER_BYTES, Header, Restore, Sum, Target, Withdraw,
+    Body, Contribute, Contribution, Contributors, HEADER_BYTES, Header, Hold, Restore, Sum, Target, Withdraw,
 };
 use crate::wire::limits;
 
@@ -31,6 +31,10 @@ mod flag {
     pub(super) const PARTIAL: u8 = 16;
     /// Contribution and sums: the codec has refused the elements, and they follow as they are.
     pub(super) const REFUSED: u8 = 32;
+    /// Contribution: the residual before the answer is to be kept too.
+    pub(super) const HELD: u8 = 64;
+    /// Contribution, beside [`HELD`]: the sum of the round before was taken back.
+    pub(super) const TAKEN_BACK: u8 = 128;
 }
 
 /// Where each field lies.
@@ -68,7 +72,12 @@ impl Contribute {
             Contribution::First { checksum: Some(checksum), .. } => (flag::CHECKSUM, checksum),
             Contribution::Resumed { landed, .. } => (flag::RESUMED, u32_of(landed)),
         };
-        let mut bytes = fixed(kind::CONTRIBUTE, flags, &self.target, self.body_bytes());
+        let hold = match self.hold {
+            Hold::No => 0,
+            Hold::Before => flag::HELD,
+            Hold::TakenBack => flag::HELD | flag::TAKEN_BACK,
+        };
+        let mut bytes = fixed(kind::CONTRIBUTE, flags | hold, &self.target, self.body_bytes());
         bytes[front_at::URGENCY] = self.urgency;
         write_reduction(&mut bytes, self.dtype, self.op);
         put(&mut bytes, at::PART_BYTES, u32_of(self.part_bytes).to_le_bytes());
@@ -210,8 +219,10 @@ impl Fields<'_> {
         let (dtype, op) = self.reduction()?;
         let part_bytes = self.part_bytes(at::PART_BYTES, dtype)?;
         let check = u32::from_le_bytes(self.array(at::CHECK));
-        let (contribution, rest) = match self.bytes[at::FLAGS] & !(flag::PARTIAL | flag::REFUSED) {
-            flag::NO_BODY if !self.is_refused() => {
+        let hold = self.hold()?;
+        let others = flag::PARTIAL | flag::REFUSED | flag::HELD | flag::TAKEN_BACK;
+        let (contribution, rest) = match self.bytes[at::FLAGS] & !others {
+            flag::NO_BODY if !self.is_refused() && hold == Hold::No => {
                 self.zero(at::CODEC..at::ROOT)?;
                 self.zero(front_at::BODY_BYTES..front_at::KIND)?;
                 self.zero(at::CHECK..HEADER_BYTES)?;
@@ -222,6 +233,9 @@ impl Fields<'_> {
                 let (body, rest) = self.body(rest)?;
                 if !body.codec.encodes(dtype) {
                     return Err(self.bad("codec", format!("is {} of {dtype}", body.codec)));
+                }
+                if hold > Hold::No && !body.codec.has_answer_feedback() {
+                    return Err(self.bad("flags", format!("hold a residual, which answers of {} have not", body.codec)));
                 }
                 let contribution = match flags {
                     flag::CHECKSUM => Contribution::First { body, checksum: Some(check) },
@@ -246,8 +260,18 @@ impl Fields<'_> {
             weight: self.factor("weight")?,
             urgency: self.urgency()?,
             part_bytes,
+            hold,
             contribution,
         })
+    }
+
+    fn hold(&self) -> Result<Hold> {
+        match self.bytes[at::FLAGS] & (flag::HELD | flag::TAKEN_BACK) {
+            0 => Ok(Hold::No),
+            flag::HELD => Ok(Hold::Before),
+            flag::TAKEN_BACK => Err(self.bad("flags", "take back what is not held".to_owned())),
+            _ => Ok(Hold::TakenBack),
+        }
     }
 
     fn withdraw(&self, rest: &[u8]) -> Result<Withdraw> {

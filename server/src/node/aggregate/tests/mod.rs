@@ -12,7 +12,7 @@ use gradlane_core::types::{
     Participants, Phase, Process, Role, Round, TensorKey, Time, View, WorkerId, WorkerSet,
 };
 use gradlane_core::wire::frame::Progress;
-use gradlane_core::wire::{Body, Contribute, Contribution, Contributors, Request, Sum, Target, Withdraw, reject};
+use gradlane_core::wire::{Body, Contribute, Contribution, Contributors, Hold, Request, Sum, Target, Withdraw, reject};
 
 use crate::node::command::{Command, Order, Receipt, Route, Shortage, SlotId, Step, SumSpec, Upload, Work};
 use crate::node::config::NodeConfig;
@@ -179,6 +179,7 @@ pub(crate) fn header(round: u64) -> Contribute {
         weight: 1.0,
         urgency: 0,
         part_bytes: 16,
+        hold: Hold::No,
         contribution: Contribution::First { body: Body::plain(16), checksum: None },
     }
 }
