@@ -23,6 +23,8 @@ refuses a job that has one.
 from __future__ import annotations
 
 import sys
+import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar
 
@@ -58,10 +60,11 @@ class Counts:
 class Pending(Generic[T]):
     """A use of a table under way; `wait()` returns its result."""
 
-    def __init__(self, native: _core.Rows, finish: Any) -> None:
+    def __init__(self, native: _core.Rows, finish: Callable[[], T]) -> None:
         """Wraps a use; `finish` makes the result once it has ended well."""
         self._native = native
-        self._finish = finish
+        self._finish: Callable[[], T] | None = finish
+        self._finishing = threading.Lock()
         self._result: T | None = None
 
     def wait(self, timeout: float | None = None) -> T:
@@ -77,15 +80,16 @@ class Pending(Generic[T]):
             PeerLostError: a member of the job died.
         """
         check_timeout(timeout)
-        if self._finish is not None:
-            self._native.wait(timeout)
-            self._result = self._finish()
-            self._finish = None
+        self._native.wait(timeout)
+        with self._finishing:
+            if self._finish is not None:
+                self._result = self._finish()
+                self._finish = None
         return self._result  # type: ignore[return-value]
 
     def done(self) -> bool:
         """Whether it has ended."""
-        return self._finish is None or self._native.poll()
+        return self._native.poll()
 
 
 class Table:
@@ -128,14 +132,24 @@ class Table:
         """
         check_name(name)
         self.name, self.dim = name, dim
-        settings = {"init": (init, "zero"), "scale": (scale, 0), "seed": (seed, 0), "after": (after, 1), "share": (share, 1)}
-        settings |= {"rows": (rows, 0), "full": (full, "refuse"), "bound": (bound, 0)}
-        said = [f"dim={dim}", *(f"{setting}={value}" for setting, (value, usual) in settings.items() if value != usual)]
+        settings: dict[str, Any] = {"dim": dim, "init": init, "scale": scale, "seed": seed, "after": after, "share": share}
+        settings |= {"rows": rows, "full": full, "bound": bound}
+        said = ",".join(f"{setting}={value}" for setting, value in settings.items())
         text = rules.text_of(rule)
         if text is None:
             raise InvalidArgumentError("rule=None; a table needs a rule, such as rules.SGD(lr=0.1)")
-        self._text = _core.table_text(f"{text};{','.join(said)}")
+        self._text = _core.table_text(f"{text};{said}")
         self._pushes = 0
+        self._counting = threading.Lock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Of a copy, which uses the same rows."""
+        return {name: value for name, value in self.__dict__.items() if name != "_counting"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Makes a copy."""
+        self.__dict__ |= state
+        self._counting = threading.Lock()
 
     def __repr__(self) -> str:
         """Its name, and the text that workers compare."""
@@ -195,12 +209,14 @@ class Table:
         self, ids: Any, gradients: Any, *, step: int | None = None, priority: int = 0, timeout: float | None = None
     ) -> Pending[None]:
         """Like `push`, but returns once the gradients were read."""
-        place = _ids_of(ids)
-        shape = (*_shape_of(place), self.dim)
+        place, shape = _ids_of(ids)
+        shape = (*shape, self.dim)
         given = _floats("gradients", gradients, shape, writable=False)
-        step = self._pushes if step is None else step
-        native = self._begin("push", place, given, step, priority, timeout)
-        self._pushes = max(self._pushes, step) + 1
+        # The lock also keeps the order of the steps.
+        with self._counting:
+            step = self._pushes if step is None else step
+            native = self._begin("push", place, given, step, priority, timeout)
+            self._pushes = max(self._pushes, step) + 1
         return Pending(native, lambda: None)
 
     def shrink(
@@ -230,8 +246,8 @@ class Table:
         self._begin("clear", None, None, self._pushes, 0, timeout).wait(timeout)
 
     def _read(self, action: str, ids: Any, out: Any, priority: int, timeout: float | None) -> Pending[Any]:
-        place = _ids_of(ids)
-        shape = (*_shape_of(place), self.dim)
+        place, shape = _ids_of(ids)
+        shape = (*shape, self.dim)
         if out is None:
             out = _empty(ids, shape)
         into = _floats("out", out, shape, writable=True)
@@ -271,8 +287,8 @@ _KEEP = (1.0, 0.0, (1 << 64) - 1)
 """The bounds of a shrink that removes nothing."""
 
 
-def _ids_of(ids: Any) -> Buffer | None:
-    """The memory of ids; None if there are none."""
+def _ids_of(ids: Any) -> tuple[Buffer | None, tuple[int, ...]]:
+    """The memory of ids, None if there are none, and their shape."""
     if isinstance(ids, list | tuple | range):
         import array
 
@@ -284,12 +300,12 @@ def _ids_of(ids: Any) -> Buffer | None:
     if str(kind) == "uint64":
         ids = ids.view("int64")
     if _count_of(ids) == 0:
-        return None
+        return None, tuple(getattr(ids, "shape", (0,)))
     place = located_argument("ids", ids, writable=False)
     if place.dtype != "int64" or place.device is not None:
         where = "the CPU" if place.device is None else f"device {place.device}"
         raise InvalidArgumentError(f"ids: {place.dtype} on {where}; give int64 on the CPU")
-    return place
+    return place, tuple(place.shape)
 
 
 def _count_of(value: Any) -> int | None:
@@ -301,10 +317,6 @@ def _count_of(value: Any) -> int | None:
     for size in shape:
         count *= size
     return count
-
-
-def _shape_of(place: Buffer | None) -> tuple[int, ...]:
-    return (0,) if place is None else place.shape
 
 
 def _floats(argument: str, value: Any, shape: tuple[int, ...], *, writable: bool) -> Buffer | None:

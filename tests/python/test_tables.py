@@ -159,7 +159,7 @@ def test_ids_may_be_lists_buffers_and_unsigned_and_there_may_be_none():
     wanted = table.pull([1, 2]).tolist()
     for ids in (np.array([1, 2], np.uint64), array.array("q", [1, 2]), (1, 2), range(1, 3)):
         assert table.pull(ids).tolist() == wanted
-    assert table.pull([]).shape == (0, 2) and table.pull(np.zeros((0, 3), np.int64)).shape[-1] == 2
+    assert table.pull([]).shape == (0, 2) and table.pull(np.zeros((3, 0), np.int64)).shape == (3, 0, 2)
     table.push([], np.zeros((0, 2), np.float32))
 
 

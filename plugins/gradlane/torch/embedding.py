@@ -201,7 +201,7 @@ class Embedding(_TableModule):
             float32, of the shape of the ids and `embedding_dim`.
         Raises:
             InvalidArgumentError: an id is below 0 or not below `num_embeddings`; it is named.
-            ResourceExhaustedError: the table is full, or a server has no memory for more rows.
+            FailedPreconditionError: the table is full, or a server has no memory for more rows.
             MismatchError: a worker has made the table with other arguments; both sides are named.
         """
         rows, places = self._read(ids)
@@ -319,7 +319,7 @@ class TableOptimizer:
 
         Raises:
             NotFiniteError: a gradient is infinite or not a number. It stays; tables before this one have changed.
-            ResourceExhaustedError: a table is full, or a server has no memory for more rows.
+            FailedPreconditionError: a table is full, or a server has no memory for more rows.
             InvalidArgumentError: the passes since the last step have left gradients for more than 1,048,576 ids in one table.
             PeerLostError: a member of the job died.
         """
