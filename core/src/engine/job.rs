@@ -5,7 +5,7 @@ use super::residuals::SharedResidual;
 use super::state::State;
 use crate::codec::Coding;
 use crate::codec::feedback::Start;
-use crate::collective::Operation;
+use crate::collective::{Finding, Operation};
 use crate::cuda::Mark;
 use crate::device::Transfer;
 use crate::mem::{Ordinal, Region};
@@ -140,7 +140,8 @@ impl State {
             Action::Meet(Meeting { goal, claim, failure, memory, takes, aside, team }) => {
                 let aside = aside && !payload.is_aside();
                 let memory = meeting_memory(payload, memory);
-                let operation = Operation { part: task.part, round: task.round, goal, failure, claim, memory };
+                let (part, round, finding) = (task.part, task.round, Finding::default());
+                let operation = Operation { part, round, goal, failure, claim, memory, finding };
                 Work::Meet { operation, takes, aside, team }
             }
         };

@@ -21,6 +21,7 @@
 
 use super::board::Board;
 use super::layout::{DEPTH, Layout, Word};
+use super::look::Look;
 use super::loss::Cut;
 use crate::collective::order::Claim;
 use crate::collective::{Dataflow, Needs};
@@ -42,6 +43,8 @@ pub(super) struct Running {
     memory: Memory,
     /// The error, if there is no result.
     failure: Option<Error>,
+    /// What is known of the contributions.
+    pub(super) look: Look,
     /// Bytes of a chunk: a slice for each member.
     chunk_bytes: usize,
     /// The number of chunks before this part.
@@ -62,6 +65,8 @@ pub(super) struct Part {
     pub(super) shown_by: Option<usize>,
     /// The error that this rank sends instead of data.
     pub(super) failure: Option<Error>,
+    /// The contributions at which somebody looks.
+    pub(super) look: Look,
     /// The memory of this rank. The claim gives the length. Without any runs if the rank does not want the result any more.
     pub(super) source: Vec<Region>,
     pub(super) destination: Vec<Region>,
@@ -105,7 +110,7 @@ const AHEAD: u64 = 2;
 impl Running {
     /// Begins a part, after `base` chunks of earlier parts.
     pub(super) fn new(part: Part, base: u64, layout: Layout) -> Self {
-        let Part { claim, weights, dataflow, shown_by, failure, source, destination } = part;
+        let Part { claim, weights, dataflow, shown_by, failure, look, source, destination } = part;
         let members = Claim::members_among(claim.members, layout.ranks).expect("all ranks checked it");
         let needs = Needs::of(&claim, dataflow, shown_by, layout.ranks);
         let chunk_bytes = layout.slice * members.count_ones() as usize;
@@ -120,6 +125,7 @@ impl Running {
             needs,
             memory,
             failure,
+            look,
             chunk_bytes,
             base,
             chunks,
@@ -259,17 +265,16 @@ impl Running {
             false => &[],
         };
         let contributors = || (0..).zip(self.weights.iter().copied()).filter(|(rank, _)| self.contributes(*rank));
+        let contribution = |rank: usize| match rank == board.me {
+            true => ours,
+            // SAFETY: `Staged` of this rank counts this chunk, and it writes here again only after `Reduced` of ours does.
+            false => unsafe { board.segment.slice(board.layout.staged(number, rank, board.me), len) },
+        };
         let fold = |accumulator: &mut [u8]| {
             for (turn, (rank, weight)) in contributors().enumerate() {
-                let contribution = if rank == board.me {
-                    ours
-                } else {
-                    // SAFETY: `Staged` of this rank counts this chunk, and it writes here again only after `Reduced` of ours does.
-                    unsafe { board.segment.slice(board.layout.staged(number, rank, board.me), len) }
-                };
                 match turn {
-                    0 => kernels.start(op, dtype, weight, contribution, accumulator),
-                    _ => kernels.add(op, dtype, weight, contribution, accumulator),
+                    0 => kernels.start(op, dtype, weight, contribution(rank), accumulator),
+                    _ => kernels.add(op, dtype, weight, contribution(rank), accumulator),
                 }
             }
         };
@@ -282,6 +287,7 @@ impl Running {
             fold(accumulator);
             kernels.finish(op, dtype, divisor, accumulator, result);
         }
+        self.look.judge(board, number, (*kernels, op, dtype), result, contribution);
         self.reduced += 1;
         board.set_count(Word::Reduced, number + 1);
         board.knock_others(false);
@@ -304,7 +310,11 @@ impl Running {
     fn take(&mut self, board: &Board) {
         let number = self.base + self.taken;
         let wanted = self.wants_result(board);
-        for owner in self.other_members(board).filter(|_| wanted) {
+        for owner in self.other_members(board) {
+            self.look.hear(board, number, owner);
+            if !wanted {
+                continue;
+            }
             let (offset, len) = self.slice(self.taken, owner);
             // SAFETY: `Reduced` of the owner counts this chunk, and it writes here again only after `Taken` of ours does.
             let result = unsafe { board.segment.slice(board.layout.result(number, owner), len) };

@@ -12,8 +12,9 @@ use super::super::shared::Shared;
 use super::copy;
 use crate::collective::{DeviceMemory, Memory};
 use crate::config::NanCheck;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::mem::{DeviceRegion, Region, borrow};
+use crate::sched::TaskId;
 use crate::types::{DType, Done};
 use crate::wire::Request;
 
@@ -48,10 +49,8 @@ fn judged(shared: &Arc<Shared>, mut job: Job, is_finite: Result<bool>) -> Option
     let error = match is_finite {
         Ok(true) => return Some(job),
         Ok(false) => {
-            Metrics::add(&shared.metrics.not_finite, 1);
-            let error = shared.look(|state| state.worker.not_finite(id));
+            let error = found(shared, id);
             if shared.nan_check == NanCheck::Warn {
-                tracing::warn!("{error}");
                 return Some(job);
             }
             error
@@ -71,6 +70,16 @@ fn judged(shared: &Arc<Shared>, mut job: Job, is_finite: Result<bool>) -> Option
     }
 }
 
+/// The contribution of a task is not finite: counts that, and logs it if that is all to do. The error.
+pub(super) fn found(shared: &Shared, task: TaskId) -> Error {
+    Metrics::add(&shared.metrics.not_finite, 1);
+    let error = shared.look(|state| state.worker.not_finite(task));
+    if shared.nan_check == NanCheck::Warn {
+        tracing::warn!("{error}");
+    }
+    error
+}
+
 /// What a step reads.
 enum Elements<'a> {
     /// In host memory.
@@ -84,11 +93,9 @@ fn elements(work: &Work) -> Option<(DType, Elements<'_>)> {
         Work::Push { header: Request::Contribute(header), body, .. } => Some((header.dtype, Elements::Here(body))),
         Work::Encode { from, coding, .. } => Some((coding.dtype, Elements::Here(from))),
         Work::Meet { operation, .. } => {
-            let elements = match &operation.memory {
-                Memory::Host { source, .. } => Elements::Here(source),
-                Memory::Device(memory) => Elements::There(memory),
-            };
-            Some((operation.claim.dtype, elements))
+            // In host memory, the collective looks at them while it adds them.
+            let Memory::Device(memory) = &operation.memory else { return None };
+            Some((operation.claim.dtype, Elements::There(memory)))
         }
         Work::Push { .. }
         | Work::CopyToHost { .. }
