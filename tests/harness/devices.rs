@@ -9,7 +9,7 @@ use crossbeam_channel::{Receiver, unbounded};
 use fakecuda::Control;
 use gradlane_core::collective::order::Claim;
 use gradlane_core::collective::{
-    Collective, DeviceMemory, Finding, Goal, HostCollective, HostOptions, LocalRank, Memory, Operation, Traffic,
+    Collective, DeviceMemory, Goal, HostCollective, HostOptions, LocalRank, Memory, Operation, Traffic,
     device_collective,
 };
 use gradlane_core::config::{Config, NanCheck};
@@ -19,7 +19,7 @@ use gradlane_core::local::PrivateSocket;
 use gradlane_core::mem::{Copies, DeviceRegion, Doubt, Ordinal};
 use gradlane_core::runtime::Clock;
 use gradlane_core::types::{
-    DType, DeviceKind, Done, Epoch, Incarnation, Op, PartId, Priority, Round, TensorKey, Unmet, WorkerId,
+    DType, DeviceKind, Finding, Done, Epoch, Incarnation, Op, PartId, Priority, Round, TensorKey, Unmet, WorkerId,
 };
 use gradlane_core::{Error, Result};
 

@@ -29,7 +29,7 @@ pub use device::{Bootstrap, DeviceCollective, DeviceMemory, MakeDeviceCollective
 pub use devices::device_collective;
 pub use host::{HostCollective, HostOptions};
 pub use needs::Needs;
-pub use operation::{Finding, Memory, Operation};
+pub use operation::{Memory, Operation};
 pub use ranks::LocalRank;
 
 pub use crate::types::Goal;

@@ -1,12 +1,9 @@
 //! One operation among the ranks of a machine, as one of them submits it.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-
 use super::device::DeviceMemory;
 use crate::error::Error;
 use crate::mem::Region;
-use crate::types::{Claim, Declined, DeviceKind, Goal, PartId, Round, Slot};
+use crate::types::{Claim, Declined, DeviceKind, Finding, Goal, PartId, Round, Slot};
 
 /// One rank's share of an operation on one part.
 #[derive(Debug)]
@@ -26,22 +23,6 @@ pub struct Operation {
     pub memory: Memory,
     /// Raised before the end is reported, if the collective looks at contributions in host memory and this rank's is not finite.
     pub finding: Finding,
-}
-
-/// Whether a contribution has a NaN or an infinity, as far as anybody has found one. Clones share it.
-#[derive(Clone, Default, Debug)]
-pub struct Finding(Arc<AtomicBool>);
-
-impl Finding {
-    /// There is one.
-    pub fn raise(&self) {
-        self.0.store(true, Ordering::Release);
-    }
-
-    /// Whether there is one.
-    pub fn is_raised(&self) -> bool {
-        self.0.load(Ordering::Acquire)
-    }
 }
 
 /// The memory of an operation.

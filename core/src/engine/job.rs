@@ -5,13 +5,13 @@ use super::residuals::SharedResidual;
 use super::state::State;
 use crate::codec::Coding;
 use crate::codec::feedback::Start;
-use crate::collective::{Finding, Operation};
+use crate::collective::Operation;
 use crate::cuda::Mark;
 use crate::device::Transfer;
 use crate::mem::{Ordinal, Region};
 use crate::pipeline::Stage;
 use crate::sched::Task;
-use crate::types::{ExchangeId, LinkId, Time};
+use crate::types::{ExchangeId, Finding, LinkId, Time};
 use crate::wire::Request;
 use crate::worker::{Action, Landing, Meeting, Step, Use};
 

@@ -12,10 +12,10 @@ use std::sync::atomic::Ordering;
 use super::board::Board;
 use super::layout::Word;
 use crate::collective::order::Claim;
-use crate::collective::{Dataflow, Finding};
+use crate::collective::Dataflow;
 use crate::config::NanCheck;
 use crate::reduce::Kernels;
-use crate::types::{DType, Goal, Op, Slot};
+use crate::types::{DType, Finding, Goal, Op, Slot};
 
 /// What is known of the contributions of one part. Sets of ranks have one bit for each.
 #[derive(Default, Debug)]

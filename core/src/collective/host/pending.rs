@@ -2,10 +2,10 @@
 
 use super::devices;
 use super::reduction::fits;
-use crate::collective::{Finding, Memory};
+use crate::collective::Memory;
 use crate::collective::agreement::Brought;
 use crate::collective::order::Claim;
-use crate::types::{Done, Unmet};
+use crate::types::{Done, Finding, Unmet};
 
 pub(super) struct Load {
     pub(super) memory: Memory,

@@ -6,12 +6,12 @@ use half::{bf16, f16};
 
 use super::*;
 use crate::collective::order::Claim;
-use crate::collective::{Finding, Goal, LocalRank, Memory, Traffic};
+use crate::collective::{Goal, LocalRank, Memory, Traffic};
 use crate::config::NanCheck;
 use crate::local::PrivateSocket;
 use crate::mem::borrow::region_of;
 use crate::mem::{Copies, Doubt, Region};
-use crate::types::{DType, DeviceKind, Epoch, Incarnation, Op, PartId, Priority, Round, TensorKey, WorkerId};
+use crate::types::{DType, DeviceKind, Epoch, Finding, Incarnation, Op, PartId, Priority, Round, TensorKey, WorkerId};
 
 mod devices;
 mod looks;
