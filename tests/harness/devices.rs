@@ -19,7 +19,7 @@ use gradlane_core::local::PrivateSocket;
 use gradlane_core::mem::{Copies, DeviceRegion, Doubt, Ordinal};
 use gradlane_core::runtime::Clock;
 use gradlane_core::types::{
-    DType, DeviceKind, Finding, Done, Epoch, Incarnation, Op, PartId, Priority, Round, TensorKey, Unmet, WorkerId,
+    DType, DeviceKind, Done, Epoch, Finding, Incarnation, Op, PartId, Priority, Round, TensorKey, Unmet, WorkerId,
 };
 use gradlane_core::{Error, Result};
 

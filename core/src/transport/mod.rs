@@ -16,12 +16,12 @@ use crate::types::{Address, Done, ExchangeId, LinkId, NodeId};
 use crate::wire::{About, Request, Response};
 
 mod capabilities;
-mod look;
 #[cfg(not(any(test, feature = "testing")))]
 mod exchange;
 #[cfg(any(test, feature = "testing"))]
 #[doc(hidden)]
 pub mod exchange;
+mod look;
 pub mod mem;
 pub mod quic;
 pub mod router;

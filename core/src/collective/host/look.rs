@@ -10,12 +10,12 @@
 use std::sync::atomic::Ordering;
 
 use super::board::Board;
+use super::fold::Fold;
 use super::layout::Word;
-use crate::collective::order::Claim;
 use crate::collective::Dataflow;
+use crate::collective::order::Claim;
 use crate::config::NanCheck;
-use crate::reduce::Kernels;
-use crate::types::{DType, Finding, Goal, Op, Slot};
+use crate::types::{Finding, Goal, Op, Slot};
 
 /// What is known of the contributions of one part. Sets of ranks have one bit for each.
 #[derive(Default, Debug)]
@@ -27,7 +27,12 @@ pub(super) struct Look {
     at: u64,
     /// Those of them whose contributions are not finite, as far as this rank knows.
     unfit: u64,
+    /// Whether the slice that is being reduced has a result that may come from something that is not finite.
+    is_doubtful: bool,
 }
+
+/// Whole elements of every type.
+const RUN_BYTES: usize = 8 << 10;
 
 impl Look {
     /// A look at the contributions of an operation whose members have these `weights`. A rank without weight contributes nothing.
@@ -36,9 +41,8 @@ impl Look {
         if !claim.dtype.is_float() || !Goal::adds_contributions(slot.1) {
             return Self::default();
         }
-        let is_looked_at = |rank: usize, weight: f64| {
-            of & (1 << rank) != 0 && weight != 0.0 && board.nan_check(rank) != NanCheck::Off
-        };
+        let is_looked_at =
+            |rank: usize, weight: f64| of & (1 << rank) != 0 && weight != 0.0 && board.nan_check(rank) != NanCheck::Off;
         let ranks = (0..board.layout.ranks).zip(weights).filter(|(rank, weight)| is_looked_at(*rank, **weight));
         let at = ranks.fold(0, |at, (rank, _)| at | 1 << rank);
         Self { slot: Some(slot), at, ..Self::default() }
@@ -49,24 +53,34 @@ impl Look {
         Self { finding, ..self }
     }
 
-    /// Looks at a slice that this rank has reduced to `result`, as chunk `number`, and tells the others.
+    /// How many bytes of a slice of `len` bytes to add before they are looked at: so few that they are still in the first cache.
+    pub(super) fn run_bytes(&self, len: usize) -> usize {
+        if self.at == 0 { len.max(1) } else { RUN_BYTES }
+    }
+
+    /// Looks at a part of the result of a slice.
+    pub(super) fn see(&mut self, fold: &Fold, result: &[u8]) {
+        if self.at != 0 && !self.is_doubtful {
+            let shows_all = matches!(fold.op, Op::Sum | Op::Mean | Op::WeightedMean);
+            self.is_doubtful = !(shows_all && fold.kernels.all_finite(fold.dtype, result));
+        }
+    }
+
+    /// This rank has reduced its slice of chunk `number`: tells the others whose contributions are not finite.
     pub(super) fn judge<'a>(
         &mut self,
         board: &Board,
         number: u64,
-        (kernels, op, dtype): (Kernels, Op, DType),
-        result: &[u8],
+        fold: &Fold,
         contribution: impl Fn(usize) -> &'a [u8],
     ) {
         if self.at == 0 {
             return;
         }
-        let shows_all = matches!(op, Op::Sum | Op::Mean | Op::WeightedMean);
-        let unfit = if shows_all && kernels.all_finite(dtype, result) {
-            0
-        } else {
-            let is_unfit = |rank: &usize| !kernels.all_finite(dtype, contribution(*rank));
-            ranks_of(self.at).filter(is_unfit).fold(0, |unfit, rank| unfit | 1 << rank)
+        let is_unfit = |rank: &usize| !fold.kernels.all_finite(fold.dtype, contribution(*rank));
+        let unfit = match std::mem::take(&mut self.is_doubtful) {
+            true => ranks_of(self.at).filter(is_unfit).fold(0, |unfit, rank| unfit | 1 << rank),
+            false => 0,
         };
         board.segment.u64(board.layout.unfit(board.me, number)).store(unfit, Ordering::Relaxed);
         self.unfit |= unfit;

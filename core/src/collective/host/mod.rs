@@ -15,6 +15,7 @@ mod board;
 mod bootstrap;
 mod devices;
 mod driver;
+mod fold;
 #[cfg(any(test, feature = "testing"))]
 pub(super) mod fuzzing;
 mod layout;

@@ -20,6 +20,7 @@
 #![expect(unsafe_code, reason = "contributions and shared memory are known by address, who may touch them by counters")]
 
 use super::board::Board;
+use super::fold::Fold;
 use super::layout::{DEPTH, Layout, Word};
 use super::look::Look;
 use super::loss::Cut;
@@ -27,7 +28,7 @@ use crate::collective::order::Claim;
 use crate::collective::{Dataflow, Needs};
 use crate::error::{Error, Result};
 use crate::mem::{Copies, Region};
-use crate::reduce::{Kernels, accumulator_bytes};
+use crate::reduce::Kernels;
 use crate::types::{DType, Span};
 use crate::wire::reject;
 
@@ -264,30 +265,22 @@ impl Running {
             true => self.memory.contribution(offset, &mut gathered[..len], copies),
             false => &[],
         };
-        let contributors = || (0..).zip(self.weights.iter().copied()).filter(|(rank, _)| self.contributes(*rank));
         let contribution = |rank: usize| match rank == board.me {
             true => ours,
             // SAFETY: `Staged` of this rank counts this chunk, and it writes here again only after `Reduced` of ours does.
             false => unsafe { board.segment.slice(board.layout.staged(number, rank, board.me), len) },
         };
-        let fold = |accumulator: &mut [u8]| {
-            for (turn, (rank, weight)) in contributors().enumerate() {
-                match turn {
-                    0 => kernels.start(op, dtype, weight, contribution(rank), accumulator),
-                    _ => kernels.add(op, dtype, weight, contribution(rank), accumulator),
-                }
-            }
-        };
-        if dtype == dtype.accumulator() {
-            fold(result);
-            kernels.finish_in_place(op, dtype, divisor, result);
-        } else {
-            let bytes = accumulator_bytes(dtype, len as u64);
-            let accumulator = &mut accumulator[..usize::try_from(bytes).expect("twice a slice at most")];
-            fold(accumulator);
-            kernels.finish(op, dtype, divisor, accumulator, result);
+        let (of, weights) = (self.contributors(), &self.weights);
+        let fold = Fold { kernels: *kernels, op, dtype, divisor };
+        let run_bytes = self.look.run_bytes(len);
+        for start in (0..len).step_by(run_bytes) {
+            let run = start..len.min(start + run_bytes);
+            let ranks = (0..).zip(weights).filter(|(rank, _)| of & (1 << rank) != 0);
+            let contributions = ranks.map(|(rank, weight)| (*weight, &contribution(rank)[run.clone()]));
+            fold.run(contributions, accumulator, &mut result[run.clone()]);
+            self.look.see(&fold, &result[run]);
         }
-        self.look.judge(board, number, (*kernels, op, dtype), result, contribution);
+        self.look.judge(board, number, &fold, contribution);
         self.reduced += 1;
         board.set_count(Word::Reduced, number + 1);
         board.knock_others(false);
@@ -297,9 +290,14 @@ impl Running {
         }
     }
 
+    /// The ranks that contribute, one bit each.
+    fn contributors(&self) -> u64 {
+        if let Dataflow::Reduce { of, .. } = self.dataflow { of } else { 0 }
+    }
+
     /// Whether `rank` contributes.
     fn contributes(&self, rank: usize) -> bool {
-        matches!(self.dataflow, Dataflow::Reduce { of, .. } if of & (1 << rank) != 0)
+        self.contributors() & (1 << rank) != 0
     }
 
     /// Whether the result goes to this rank.

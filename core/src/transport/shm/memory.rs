@@ -98,18 +98,18 @@ impl Memory {
         self.peer.u32(RELEASED_AT + slot * 4)
     }
 
-    /// Copies `pieces` into an own cell that the peer does not read, block by block. Stops before a block that `passes` refuses, and returns
-    /// `false` then. What `passes` has read is in the cache when it is copied.
+    /// Copies `pieces` into an own cell that the peer does not read, block by block. Stops behind a block that `passes` refuses, and returns
+    /// `false` then. `passes` reads each block right after it was copied, when it is in the cache: the copy then waits for memory as ever.
     pub(super) fn fill(&self, cell: u16, pieces: &[Bytes], mut passes: impl FnMut(&[u8]) -> bool) -> bool {
         let (at, room) = cell_at(cell);
         // SAFETY: the caller, `Outbound`, has taken the cell for itself, and no message that names it is unreleased.
         let mut rest = unsafe { self.own.slice_mut(at, room) };
         for block in pieces.iter().flat_map(|piece| piece.chunks(BLOCK_BYTES)) {
+            let (now, later) = rest.split_at_mut(block.len());
+            self.copies.copy(block, now);
             if !passes(block) {
                 return false;
             }
-            let (now, later) = rest.split_at_mut(block.len());
-            self.copies.copy(block, now);
             rest = later;
         }
         true

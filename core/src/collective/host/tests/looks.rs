@@ -17,7 +17,8 @@ fn a_nan_in_any_chunk_and_any_slice_is_an_error_on_every_rank_and_the_next_round
         for (part, at) in (0..).zip(places) {
             let (op, special, by) = (REDUCTIONS[at % 5], SPECIAL[at % 3], at % ranks);
             let outcomes = machine.each(|rank, collective| {
-                let outcome = collective.contribute(slot(part, 0), op, &mut ones(len, (rank == by).then_some((at, special))));
+                let outcome =
+                    collective.contribute(slot(part, 0), op, &mut ones(len, (rank == by).then_some((at, special))));
                 let mut next = vec![1.0_f32; len];
                 collective.reduce(slot(part, 1), Op::Sum, 1.0, &mut next).unwrap();
                 assert!(next.iter().all(|sum| *sum == ranks as f32), "the next round");
@@ -57,11 +58,18 @@ fn each_rank_decides_about_its_own_contribution() {
         (vec![0, 1, 2], Err(vec![1, 2])),
     ]) {
         let outcomes = machine.each(|rank, collective| {
-            collective.contribute(slot(part, 0), Op::Sum, &mut ones(1000, spoiled.contains(&rank).then_some((7, f32::NAN))))
+            collective.contribute(
+                slot(part, 0),
+                Op::Sum,
+                &mut ones(1000, spoiled.contains(&rank).then_some((7, f32::NAN))),
+            )
         });
         let (Ok(found) | Err(found)) = &expected;
         for (rank, (outcome, is_found)) in outcomes.into_iter().enumerate() {
-            assert_eq!((outcome.err(), is_found), (expected.is_err().then(|| not_finite(part, 2)), found.contains(&rank)));
+            assert_eq!(
+                (outcome.err(), is_found),
+                (expected.is_err().then(|| not_finite(part, 2)), found.contains(&rank))
+            );
         }
     }
 }
