@@ -180,6 +180,7 @@ impl DeviceRank {
             members: Claim::ALL_RANKS,
         };
         let (part, finding) = (PartId { key: TensorKey(key), index }, Finding::default());
+        let memory = Memory::Device(memory);
         let operation = Operation { part, round: Round(0), goal, failure: None, claim, memory, finding };
         let (sender, outcome) = unbounded();
         // A test that has failed no longer waits.
