@@ -12,14 +12,14 @@ use gradlane_core::collective::{
     Collective, DeviceMemory, Goal, HostCollective, HostOptions, LocalRank, Memory, Operation, Traffic,
     device_collective,
 };
-use gradlane_core::config::Config;
+use gradlane_core::config::{Config, NanCheck};
 use gradlane_core::cuda::{Mark, OnIssue};
 use gradlane_core::device::{CudaDevice, Device};
 use gradlane_core::local::PrivateSocket;
 use gradlane_core::mem::{Copies, DeviceRegion, Doubt, Ordinal};
 use gradlane_core::runtime::Clock;
 use gradlane_core::types::{
-    DType, DeviceKind, Done, Epoch, Incarnation, Op, PartId, Priority, Round, TensorKey, Unmet, WorkerId,
+    DType, DeviceKind, Done, Epoch, Finding, Incarnation, Op, PartId, Priority, Round, TensorKey, Unmet, WorkerId,
 };
 use gradlane_core::{Error, Result};
 
@@ -104,6 +104,7 @@ impl DeviceRank {
             on_stall: Box::new(|_| ()),
             on_lost: Box::new(|_| ()),
             oldest_every: 16,
+            nan_check: NanCheck::Off,
             copies: Copies::default(),
             traffic: Traffic::default(),
             devices: device_collective(config),
@@ -178,8 +179,9 @@ impl DeviceRank {
             priority: Priority(0),
             members: Claim::ALL_RANKS,
         };
-        let part = PartId { key: TensorKey(key), index };
-        let operation = Operation { part, round: Round(0), goal, failure: None, claim, memory: Memory::Device(memory) };
+        let (part, finding) = (PartId { key: TensorKey(key), index }, Finding::default());
+        let memory = Memory::Device(memory);
+        let operation = Operation { part, round: Round(0), goal, failure: None, claim, memory, finding };
         let (sender, outcome) = unbounded();
         // A test that has failed no longer waits.
         self.collective.run(

@@ -353,7 +353,7 @@ impl Stranger {
         let body = if header.body_bytes() == 0 { Vec::new() } else { region() };
         let (sender, answered) = unbounded();
         let pull = Pull { into: region(), done: Done::new(move |outcome| drop(sender.send(outcome))) };
-        self.transport.push(self.link, exchange, Push { header, body, pull: Some(pull) }, Done::new(drop));
+        self.transport.push(self.link, exchange, Push { header, body, pull: Some(pull), look: None }, Done::new(drop));
         match answered.recv_timeout(PATIENCE).unwrap() {
             Ok(Answer::Reject(error)) => error,
             other => panic!("{other:?}"),

@@ -44,6 +44,22 @@ def test_an_error_names_tensor_worker_and_round_to_all_workers_and_the_next_roun
     assert np.isfinite(whole).all()
 
 
+@OVER
+@pytest.mark.workers(2, servers=1, settings={"nan_check": "error"})
+@pytest.mark.parametrize("op", [gradlane.Sum, gradlane.Max], ids=["sum", "max"])
+def test_it_is_found_wherever_it_is_in_a_part(op):
+    long = 3_000_001  # Three parts, each of many pieces; the last one is short.
+    for number, at in enumerate([0, 8191, 1_048_575, 1_048_576, 1_600_000, long - 1]):
+        name, by = f"anywhere {op} {at}", number % 2
+        array = np.ones(long, np.float32)
+        if gradlane.rank() == by:
+            array[at] = np.inf
+        with pytest.raises(gradlane.NotFiniteError, match=rf"round 0: what worker {by} contributes has a NaN"):
+            gradlane.push_pull(array, name, op=op)
+        whole = gradlane.push_pull(np.ones(long, np.float32), name, op=op)
+        assert (whole == (2 if op is gradlane.Sum else 1)).all(), "the next round"
+
+
 @pytest.mark.over("local")
 @pytest.mark.workers(1, settings={"nan_check": "error"})
 def test_the_only_worker_of_a_job_is_checked_too():

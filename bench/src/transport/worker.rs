@@ -181,7 +181,7 @@ impl RawWorker {
             let header = Request::Contribute(header);
             let link = self.links[server];
             let pull = Some(Pull { into, done: pulled(sender.clone()) });
-            self.transport.push(link, id, Push { header, body, pull }, done);
+            self.transport.push(link, id, Push { header, body, pull, look: None }, done);
         }
         let mut outcome = Ok(());
         for _ in 0..due {

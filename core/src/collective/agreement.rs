@@ -30,7 +30,7 @@ use self::stalls::{StallWatch, Waiting};
 use self::turns::Turns;
 pub use self::words::{Act, Announcement, Brought, Party, Wish};
 
-use super::explain::{broken, named};
+use super::explain::{broken, named, not_finite};
 use super::group::{self, Blocks, QueueSpace};
 use super::order::{Breach, Claim, Decision, Order, Slot};
 use super::ranks::{Breakage, LocalRank};
@@ -217,6 +217,11 @@ impl<L> Agreement<L> {
     /// The error that all operations get after a breakage.
     pub fn explain(&self, breakage: Breakage) -> Error {
         broken(&self.party.ranks, breakage)
+    }
+
+    /// The error of an operation to which the rank at this position contributed a NaN or an infinity.
+    pub fn not_finite(&self, slot: Slot, rank: usize) -> Error {
+        not_finite(&self.party.ranks, slot, rank)
     }
 
     /// The next announcement of this rank for the leader.

@@ -45,6 +45,11 @@ pub(super) fn explain(ranks: &[LocalRank], (part, place): Slot, failure: Failure
     }
 }
 
+/// The error of an operation to which the rank at this position contributed a NaN or an infinity.
+pub(super) fn not_finite(ranks: &[LocalRank], (part, place): Slot, rank: usize) -> Error {
+    Error::NotFinite { tensor: part.key.into(), round: Goal::round(place), from: ranks[rank].rank.to_string() }
+}
+
 /// The ranks of a set that has one bit for each of `ranks`.
 pub(super) fn named(ranks: &[LocalRank], bits: u64) -> Vec<WorkerId> {
     (0..).zip(ranks).filter(|(bit, _)| bits & (1 << bit) != 0).map(|(_, of)| of.rank).collect()

@@ -3,7 +3,7 @@
 use super::device::DeviceMemory;
 use crate::error::Error;
 use crate::mem::Region;
-use crate::types::{Claim, Declined, DeviceKind, Goal, PartId, Round, Slot};
+use crate::types::{Claim, Declined, DeviceKind, Finding, Goal, PartId, Round, Slot};
 
 /// One rank's share of an operation on one part.
 #[derive(Debug)]
@@ -21,6 +21,8 @@ pub struct Operation {
     pub claim: Claim,
     /// Contribution and result.
     pub memory: Memory,
+    /// Raised before the end is reported, if the collective looks at contributions in host memory and this rank's is not finite.
+    pub finding: Finding,
 }
 
 /// The memory of an operation.

@@ -11,7 +11,7 @@ use crate::device::Transfer;
 use crate::mem::{Ordinal, Region};
 use crate::pipeline::Stage;
 use crate::sched::Task;
-use crate::types::{ExchangeId, LinkId, Time};
+use crate::types::{ExchangeId, Finding, LinkId, Time};
 use crate::wire::Request;
 use crate::worker::{Action, Landing, Meeting, Step, Use};
 
@@ -140,7 +140,8 @@ impl State {
             Action::Meet(Meeting { goal, claim, failure, memory, takes, aside, team }) => {
                 let aside = aside && !payload.is_aside();
                 let memory = meeting_memory(payload, memory);
-                let operation = Operation { part: task.part, round: task.round, goal, failure, claim, memory };
+                let (part, round, finding) = (task.part, task.round, Finding::default());
+                let operation = Operation { part, round, goal, failure, claim, memory, finding };
                 Work::Meet { operation, takes, aside, team }
             }
         };

@@ -120,6 +120,7 @@ pub(super) fn meet(
         on_stall,
         on_lost,
         oldest_every: config.oldest_every,
+        nan_check: config.nan_check,
         copies,
         traffic,
         devices: device_collective(config),

@@ -7,11 +7,13 @@ pub struct Capabilities {
     pub needs_checksum: bool,
     /// The peer can read staging memory where it lies, so a body that lies there is not copied.
     pub zero_copy: bool,
+    /// It copies bodies, and looks at a [`Push::look`](super::Push::look) in the same pass.
+    pub looks: bool,
 }
 
 impl Capabilities {
     /// Those of a link over a network or a simulated network.
-    pub const NETWORK: Self = Self { needs_checksum: true, zero_copy: false };
+    pub const NETWORK: Self = Self { needs_checksum: true, zero_copy: false, looks: false };
     /// Those of a link through memory that both processes map.
-    pub const SHARED_MEMORY: Self = Self { needs_checksum: false, zero_copy: true };
+    pub const SHARED_MEMORY: Self = Self { needs_checksum: false, zero_copy: true, looks: true };
 }

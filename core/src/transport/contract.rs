@@ -720,7 +720,7 @@ pub(super) fn answer(exchange: ExchangeId, body: Lease) -> Vec<Outgoing> {
 pub(super) fn push_of(header: Request, body: &mut [u8]) -> Push {
     // In two runs, as a part of two fused tensors is.
     let (first, second) = region_of(body).split_at(body.len() / 3);
-    Push { header, body: vec![first, second], pull: None }
+    Push { header, body: vec![first, second], pull: None, look: None }
 }
 
 pub(super) fn header(bytes: u64) -> Request {

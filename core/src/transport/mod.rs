@@ -21,6 +21,7 @@ mod exchange;
 #[cfg(any(test, feature = "testing"))]
 #[doc(hidden)]
 pub mod exchange;
+mod look;
 pub mod mem;
 pub mod quic;
 pub mod router;
@@ -28,6 +29,7 @@ pub mod shm;
 
 pub use crate::types::Peer;
 pub use capabilities::Capabilities;
+pub use look::Look;
 
 #[cfg(any(test, feature = "testing"))]
 #[doc(hidden)]
@@ -46,6 +48,8 @@ pub struct Push {
     pub body: Vec<Region>,
     /// Where the answer lands, and who waits for it. A caller that does not know this yet calls [`Transport::pull`] later.
     pub pull: Option<Pull>,
+    /// How to look at the body, on a link that [`looks`](Capabilities::looks). Other links do not look.
+    pub look: Option<Look>,
 }
 
 impl Push {

@@ -175,6 +175,11 @@ impl Goal {
         (part, Round(round.0 * Self::A_ROUND + place))
     }
 
+    /// Whether the operation of a slot is the one that takes the contributions of the ranks themselves.
+    pub const fn adds_contributions(place: Round) -> bool {
+        place.0.is_multiple_of(Self::A_ROUND)
+    }
+
     /// The round of the part to which a slot belongs.
     pub fn round(place: Round) -> Round {
         Round(place.0 / Self::A_ROUND)

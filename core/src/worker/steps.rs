@@ -77,6 +77,11 @@ impl Worker {
             Exchanged::Rejected(error) | Exchanged::Torn { error: error @ Error::Protocol { .. }, .. } => {
                 Outcome::Failed(error)
             }
+            // This worker has broken it off itself, because the contribution may not be added.
+            Exchanged::Torn { error: error @ Error::NotFinite { .. }, .. } => {
+                self.scheduler.withdraw_unsent(now, task, &error);
+                Outcome::Failed(error)
+            }
             // This worker has closed the link itself.
             Exchanged::Torn { error: Error::Cancelled, landed } if self.is_lost(task) => {
                 let (what, cause) = (self.server(task).to_string(), "it was lost".to_owned());
@@ -227,8 +232,9 @@ impl Worker {
             && match stage {
                 Stage::AllReduce | Stage::Reduce => true,
                 Stage::Compress => is_own(),
-                // An encoded body has no elements to look at, and of a repeat all is known.
-                Stage::Push => coding.is_none() && task.attempt == Attempt::First && is_own(),
+                // An encoded body has no elements to look at. A repeat is looked at again, because the exchange before may have broken off
+                // before all was looked at.
+                Stage::Push => coding.is_none() && is_own(),
                 Stage::CopyD2H
                 | Stage::PcieReduce
                 | Stage::Pull

@@ -10,6 +10,7 @@ use std::time::Duration;
 use super::board::Board;
 use super::devices::Devices;
 use super::layout::Word;
+use super::look::Look;
 use super::loss::Cut;
 use super::pending::{Load, brought};
 use super::reduction::{Part, Running, Scratch};
@@ -99,10 +100,10 @@ impl Driver {
     /// Handles a request.
     pub(super) fn handle(&mut self, now: Time, request: Request) {
         match request {
-            Request::Run(Operation { part, round, goal, failure, claim, memory }, done) => {
+            Request::Run(Operation { part, round, goal, failure, claim, memory, finding }, done) => {
                 let wish = Wish { part, round, goal, failure, claim };
                 let brought = brought(&memory, &wish.claim);
-                self.agreement.handle_wish(now, wish, Load { memory, done }, brought);
+                self.agreement.handle_wish(now, wish, Load { memory, done, finding }, brought);
             }
             Request::Refuse(declined, error, done) => {
                 done.err(self.agreement.handle_declined(declined).unwrap_or(error))
@@ -262,7 +263,10 @@ impl Driver {
         }
         let (running, done) = self.current.take().expect("looked at above");
         self.chunks = running.end();
-        let outcome = running.settle(self.board.me);
+        let outcome = match running.look.end(&self.board) {
+            Some((slot, rank)) => Err(self.agreement.not_finite(slot, rank)),
+            None => running.settle(self.board.me),
+        };
         self.agreement.handle_host_ended();
         if let Some(done) = done {
             done.report(outcome.map_err(Unmet::Failed));
@@ -384,28 +388,33 @@ impl Driver {
                 Act::Return { load, why } => load.end(Unmet::NotBegun(why)),
                 Act::Pass { claim, shown_by } => {
                     let (weights, source, destination) = (Vec::new(), Vec::new(), Vec::new());
-                    let (dataflow, failure) = (Dataflow::Nothing, None);
-                    self.start(now, Part { claim, weights, dataflow, shown_by, failure, source, destination }, None);
+                    let (dataflow, failure, look) = (Dataflow::Nothing, None, Look::default());
+                    let part = Part { claim, weights, dataflow, shown_by, failure, look, source, destination };
+                    self.start(now, part, None);
                 }
                 Act::Tell { claim, from, failure, load } => {
                     let (dataflow, done) = (Dataflow::Show { from, taker: None }, load.map(|load| load.done));
                     let (weights, source, destination) = (Vec::new(), Vec::new(), Vec::new());
-                    let part = Part { claim, weights, dataflow, shown_by: None, failure, source, destination };
+                    let (shown_by, look) = (None, Look::default());
+                    let part = Part { claim, weights, dataflow, shown_by, failure, look, source, destination };
                     self.start(now, part, done);
                 }
                 Act::Run { slot, claim, weights, dataflow, load } => {
+                    let mut look = Look::new(&self.board, slot, &claim, dataflow, &weights);
                     let (source, destination, done) = match load {
-                        Some(Load { memory: Memory::Device(memory), done }) => {
+                        Some(Load { memory: Memory::Device(memory), done, finding: _ }) => {
                             self.gathered.push((Ordered { slot, dataflow, claim, weights, memory }, done));
                             continue;
                         }
-                        Some(Load { memory: Memory::Host { source, destination }, done }) => {
+                        Some(Load { memory: Memory::Host { source, destination }, done, finding }) => {
+                            look = look.telling(finding);
                             (source, destination, Some(done))
                         }
                         None => (Vec::new(), Vec::new(), None),
                     };
                     let (shown_by, failure) = (None, None);
-                    self.start(now, Part { claim, weights, dataflow, shown_by, failure, source, destination }, done);
+                    let part = Part { claim, weights, dataflow, shown_by, failure, look, source, destination };
+                    self.start(now, part, done);
                 }
             }
         }

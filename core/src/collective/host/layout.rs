@@ -11,7 +11,7 @@ use crate::collective::device::NOTICE_BYTES_MAX;
 use crate::collective::order::Claim;
 
 /// The first word of a segment.
-pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"GLlocal8");
+pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"GLlocal9");
 /// The most chunks under way at once.
 pub(super) const DEPTH: u64 = 4;
 /// The most unread announcements of each rank.
@@ -25,7 +25,7 @@ pub(super) const ORDER_WORDS: usize = 16;
 
 const LINE: usize = 128;
 const HEADER_BYTES: usize = 4096;
-const RANK_BYTES: usize = (12 + Claim::DEVICES_MAX as usize * NOTICE_BYTES_MAX / LINE) * LINE;
+const RANK_BYTES: usize = (13 + Claim::DEVICES_MAX as usize * NOTICE_BYTES_MAX / LINE) * LINE;
 /// The approximate size of staging and results together, small enough for the cache.
 const CACHED_BYTES: usize = 1 << 20;
 /// A slice is the share of a chunk that one rank owns.
@@ -99,8 +99,12 @@ pub(super) enum Word {
     LastReduced = 11 * LINE as isize + 8,
     /// The same of its word `Taken`.
     LastTaken = 11 * LINE as isize + 16,
+    /// The ranks whose contributions it found not finite, one bit each: a word for each chunk that may be under way.
+    Unfit = 12 * LINE as isize,
+    /// Its setting `nan_check`.
+    NanCheck = 12 * LINE as isize + 64,
     /// The notices.
-    Notice = 12 * LINE as isize,
+    Notice = 13 * LINE as isize,
 }
 
 /// The offsets of the words for a number of ranks. They are the same on all ranks.
@@ -175,6 +179,11 @@ impl Layout {
     /// The offset of the verdict of chunk `number`, the first of a broadcast.
     pub(super) fn verdict(self, number: u64) -> usize {
         Head::Verdicts as usize + (number % DEPTH) as usize * 8
+    }
+
+    /// The offset of what `rank` found in its slice of chunk `number`.
+    pub(super) fn unfit(self, rank: usize, number: u64) -> usize {
+        self.word(rank, Word::Unfit) + (number % DEPTH) as usize * 8
     }
 
     fn order_bytes(self) -> usize {

@@ -15,9 +15,11 @@ mod board;
 mod bootstrap;
 mod devices;
 mod driver;
+mod fold;
 #[cfg(any(test, feature = "testing"))]
 pub(super) mod fuzzing;
 mod layout;
+mod look;
 mod loss;
 mod options;
 mod pending;
@@ -116,6 +118,7 @@ impl HostCollective {
             oldest_every,
             goes_on,
             on_lost,
+            nan_check,
             ..
         } = options;
         let lives = ranks.iter().map(|rank| rank.incarnation).collect();
@@ -150,6 +153,7 @@ impl HostCollective {
             devices.clone(),
             on_stall,
         );
+        board.set_nan_check(nan_check);
         board.appear(Presence::Idle);
         let core = Arc::new(Core {
             board,

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::collective::{LocalRank, MakeDeviceCollective, Traffic};
+use crate::config::NanCheck;
 use crate::error::Result;
 use crate::local::PrivateSocket;
 use crate::mem::{Copies, Doubt};
@@ -41,6 +42,8 @@ pub struct HostOptions {
     pub on_lost: Box<dyn Fn(usize) + Send>,
     /// Every `oldest_every`-th sum is the oldest. 0 for never.
     pub oldest_every: u32,
+    /// What becomes of contributions of this rank that are not finite. The others look for it too, as far as they add them.
+    pub nan_check: NanCheck,
     /// Counts the bytes that are copied into shared memory.
     pub copies: Copies,
     /// Counts the bytes that go between devices.

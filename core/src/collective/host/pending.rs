@@ -5,17 +5,18 @@ use super::reduction::fits;
 use crate::collective::Memory;
 use crate::collective::agreement::Brought;
 use crate::collective::order::Claim;
-use crate::types::{Done, Unmet};
+use crate::types::{Done, Finding, Unmet};
 
 pub(super) struct Load {
     pub(super) memory: Memory,
     pub(super) done: Done<f64, Unmet>,
+    pub(super) finding: Finding,
 }
 
 impl Load {
     /// Reports to the caller why the operation will not begin.
     pub(super) fn end(self, why: Unmet) {
-        let Self { memory, done } = self;
+        let Self { memory, done, finding: _ } = self;
         drop(memory);
         done.report(Err(why));
     }

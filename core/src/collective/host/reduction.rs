@@ -20,13 +20,15 @@
 #![expect(unsafe_code, reason = "contributions and shared memory are known by address, who may touch them by counters")]
 
 use super::board::Board;
+use super::fold::Fold;
 use super::layout::{DEPTH, Layout, Word};
+use super::look::Look;
 use super::loss::Cut;
 use crate::collective::order::Claim;
 use crate::collective::{Dataflow, Needs};
 use crate::error::{Error, Result};
 use crate::mem::{Copies, Region};
-use crate::reduce::{Kernels, accumulator_bytes};
+use crate::reduce::Kernels;
 use crate::types::{DType, Span};
 use crate::wire::reject;
 
@@ -42,6 +44,8 @@ pub(super) struct Running {
     memory: Memory,
     /// The error, if there is no result.
     failure: Option<Error>,
+    /// What is known of the contributions.
+    pub(super) look: Look,
     /// Bytes of a chunk: a slice for each member.
     chunk_bytes: usize,
     /// The number of chunks before this part.
@@ -62,6 +66,8 @@ pub(super) struct Part {
     pub(super) shown_by: Option<usize>,
     /// The error that this rank sends instead of data.
     pub(super) failure: Option<Error>,
+    /// The contributions at which somebody looks.
+    pub(super) look: Look,
     /// The memory of this rank. The claim gives the length. Without any runs if the rank does not want the result any more.
     pub(super) source: Vec<Region>,
     pub(super) destination: Vec<Region>,
@@ -105,7 +111,7 @@ const AHEAD: u64 = 2;
 impl Running {
     /// Begins a part, after `base` chunks of earlier parts.
     pub(super) fn new(part: Part, base: u64, layout: Layout) -> Self {
-        let Part { claim, weights, dataflow, shown_by, failure, source, destination } = part;
+        let Part { claim, weights, dataflow, shown_by, failure, look, source, destination } = part;
         let members = Claim::members_among(claim.members, layout.ranks).expect("all ranks checked it");
         let needs = Needs::of(&claim, dataflow, shown_by, layout.ranks);
         let chunk_bytes = layout.slice * members.count_ones() as usize;
@@ -120,6 +126,7 @@ impl Running {
             needs,
             memory,
             failure,
+            look,
             chunk_bytes,
             base,
             chunks,
@@ -258,30 +265,22 @@ impl Running {
             true => self.memory.contribution(offset, &mut gathered[..len], copies),
             false => &[],
         };
-        let contributors = || (0..).zip(self.weights.iter().copied()).filter(|(rank, _)| self.contributes(*rank));
-        let fold = |accumulator: &mut [u8]| {
-            for (turn, (rank, weight)) in contributors().enumerate() {
-                let contribution = if rank == board.me {
-                    ours
-                } else {
-                    // SAFETY: `Staged` of this rank counts this chunk, and it writes here again only after `Reduced` of ours does.
-                    unsafe { board.segment.slice(board.layout.staged(number, rank, board.me), len) }
-                };
-                match turn {
-                    0 => kernels.start(op, dtype, weight, contribution, accumulator),
-                    _ => kernels.add(op, dtype, weight, contribution, accumulator),
-                }
-            }
+        let contribution = |rank: usize| match rank == board.me {
+            true => ours,
+            // SAFETY: `Staged` of this rank counts this chunk, and it writes here again only after `Reduced` of ours does.
+            false => unsafe { board.segment.slice(board.layout.staged(number, rank, board.me), len) },
         };
-        if dtype == dtype.accumulator() {
-            fold(result);
-            kernels.finish_in_place(op, dtype, divisor, result);
-        } else {
-            let bytes = accumulator_bytes(dtype, len as u64);
-            let accumulator = &mut accumulator[..usize::try_from(bytes).expect("twice a slice at most")];
-            fold(accumulator);
-            kernels.finish(op, dtype, divisor, accumulator, result);
+        let (of, weights) = (self.contributors(), &self.weights);
+        let fold = Fold { kernels: *kernels, op, dtype, divisor };
+        let run_bytes = self.look.run_bytes(len);
+        for start in (0..len).step_by(run_bytes) {
+            let run = start..len.min(start + run_bytes);
+            let ranks = (0..).zip(weights).filter(|(rank, _)| of & (1 << rank) != 0);
+            let contributions = ranks.map(|(rank, weight)| (*weight, &contribution(rank)[run.clone()]));
+            fold.run(contributions, accumulator, &mut result[run.clone()]);
+            self.look.see(&fold, &result[run]);
         }
+        self.look.judge(board, number, &fold, contribution);
         self.reduced += 1;
         board.set_count(Word::Reduced, number + 1);
         board.knock_others(false);
@@ -291,9 +290,14 @@ impl Running {
         }
     }
 
+    /// The ranks that contribute, one bit each.
+    fn contributors(&self) -> u64 {
+        if let Dataflow::Reduce { of, .. } = self.dataflow { of } else { 0 }
+    }
+
     /// Whether `rank` contributes.
     fn contributes(&self, rank: usize) -> bool {
-        matches!(self.dataflow, Dataflow::Reduce { of, .. } if of & (1 << rank) != 0)
+        self.contributors() & (1 << rank) != 0
     }
 
     /// Whether the result goes to this rank.
@@ -304,7 +308,11 @@ impl Running {
     fn take(&mut self, board: &Board) {
         let number = self.base + self.taken;
         let wanted = self.wants_result(board);
-        for owner in self.other_members(board).filter(|_| wanted) {
+        for owner in self.other_members(board) {
+            self.look.hear(board, number, owner);
+            if !wanted {
+                continue;
+            }
             let (offset, len) = self.slice(self.taken, owner);
             // SAFETY: `Reduced` of the owner counts this chunk, and it writes here again only after `Taken` of ours does.
             let result = unsafe { board.segment.slice(board.layout.result(number, owner), len) };

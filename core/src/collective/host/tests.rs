@@ -7,12 +7,14 @@ use half::{bf16, f16};
 use super::*;
 use crate::collective::order::Claim;
 use crate::collective::{Goal, LocalRank, Memory, Traffic};
+use crate::config::NanCheck;
 use crate::local::PrivateSocket;
 use crate::mem::borrow::region_of;
 use crate::mem::{Copies, Doubt, Region};
-use crate::types::{DType, DeviceKind, Epoch, Incarnation, Op, PartId, Priority, Round, TensorKey, WorkerId};
+use crate::types::{DType, DeviceKind, Epoch, Finding, Incarnation, Op, PartId, Priority, Round, TensorKey, WorkerId};
 
 mod devices;
+mod looks;
 mod losses;
 mod tiers;
 
@@ -115,6 +117,7 @@ fn a_result_may_go_elsewhere_and_to_several_places() {
                 source: vec![region(&mut source)],
                 destination: vec![region(&mut first), region(&mut second)],
             },
+            finding: Finding::default(),
         };
         collective.run(operation).unwrap();
         assert!(source.iter().all(|value| *value == digit(rank, 1)), "the contribution stays");
@@ -557,14 +560,18 @@ impl Machine {
 
     /// A machine with these transports for device memory.
     fn with(ranks: usize, devices: &(dyn Fn(usize) -> Result<crate::collective::MakeDeviceCollective> + Sync)) -> Self {
+        Self::that(ranks, &|rank, options| HostOptions { devices: devices(rank), ..options })
+    }
+
+    /// A machine whose ranks have these options.
+    fn that(ranks: usize, with: &(dyn Fn(usize, HostOptions) -> HostOptions + Sync)) -> Self {
         let listener = PrivateSocket::listen(&std::env::temp_dir()).unwrap();
         let path = listener.path();
         let (listener, (clock, skew)) = (Mutex::new(Some(Arc::new(listener))), clock());
-        let members = meet(&(0..ranks).collect::<Vec<_>>(), &|rank| HostOptions {
-            listener: if rank == 0 { listener.lock().unwrap().take() } else { None },
-            devices: devices(rank),
-            clock: Arc::clone(&clock),
-            ..options(rank, &(0..ranks).map(|rank| local_rank(rank, path.to_str().unwrap())).collect::<Vec<_>>())
+        let locals: Vec<_> = (0..ranks).map(|rank| local_rank(rank, path.to_str().unwrap())).collect();
+        let members = meet(&(0..ranks).collect::<Vec<_>>(), &|rank| {
+            let listener = if rank == 0 { listener.lock().unwrap().take() } else { None };
+            with(rank, HostOptions { listener, clock: Arc::clone(&clock), ..options(rank, &locals) })
         });
         assert!(!path.exists(), "nothing with a name is left once all are here");
         Self(members, skew)
@@ -610,6 +617,7 @@ impl Member {
             failure: None,
             claim: Claim { bytes, ..claim(op, T::DTYPE, weight) },
             memory: Memory::Host { source: vec![region(data)], destination: vec![region(data)] },
+            finding: Finding::default(),
         }
     }
 
@@ -659,6 +667,7 @@ fn options(rank: usize, ranks: &[LocalRank]) -> HostOptions {
         on_stall: Box::new(|_| ()),
         on_lost: Box::new(|_| ()),
         oldest_every: 16,
+        nan_check: NanCheck::Off,
         copies: Copies::default(),
         traffic: Traffic::default(),
         devices: Err(no_devices()),

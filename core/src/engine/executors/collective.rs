@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::super::metrics::Metrics;
 use super::super::shared::Shared;
+use super::finite;
 use crate::collective::{Goal, Operation};
 use crate::mem::borrow::Staging;
 use crate::sched::Task;
@@ -29,11 +30,14 @@ pub(super) fn execute(
     }
     let slot = operation.slot();
     let is_sum = matches!(operation.goal, Goal::AllReduce | Goal::Deliver { .. } | Goal::Reduce { .. });
-    let reporter = Arc::clone(shared);
+    let (reporter, finding) = (Arc::clone(shared), operation.finding.clone());
     let done = Done::new(move |outcome: Result<f64, Unmet>| {
         if outcome.is_ok() && is_sum {
             Metrics::add(&reporter.metrics.local_sums, 1);
             Metrics::add(&reporter.metrics.local_bytes, task.bytes);
+        }
+        if finding.is_raised() {
+            finite::found(&reporter, task.id);
         }
         reporter.report(|state, now| {
             if outcome.is_ok() && takes {

@@ -32,8 +32,10 @@ fn begin(shared: &Arc<Shared>, Job { task, stage, is_last, work }: Job, here_byt
     match work {
         Work::Push { link, exchange, header, body, into } => {
             let into = into.or_else(|| land::beside(shared, task)).unwrap_or_default();
-            let pull = Some(Pull { into, done: pull::awaited(shared, task, exchange) });
-            push::execute(shared, task, link, exchange, Push { header, body, pull });
+            let look = finite::beside(shared, &task, link, &header);
+            let finding = look.as_ref().map(|look| look.finding.clone());
+            let pull = Some(Pull { into, done: pull::awaited(shared, task, exchange, finding) });
+            push::execute(shared, task, link, exchange, Push { header, body, pull, look });
         }
         Work::CopyToHost { from, staged } => {
             if !copy::to_host(shared, task, from, staged, here_bytes_max > 0) {

@@ -4,15 +4,21 @@ use std::sync::Arc;
 
 use super::super::metrics::Metrics;
 use super::super::shared::Shared;
+use super::finite;
 use crate::local::failpoint::{Failpoint, reach};
 use crate::sched::Task;
 use crate::transport::{Answer, Torn};
-use crate::types::{Done, Effect, ExchangeId};
+use crate::types::{Done, Effect, ExchangeId, Finding};
 use crate::wire::{Response, RowsAnswer, Sum, Value};
 use crate::worker::Exchanged;
 
-/// Reports the end of the exchange of `task` to the machine.
-pub(super) fn awaited(shared: &Arc<Shared>, task: Task, exchange: ExchangeId) -> Done<Answer, Torn> {
+/// Reports the end of the exchange of `task` to the machine. `finding` says whether its contribution was found not to be finite.
+pub(super) fn awaited(
+    shared: &Arc<Shared>,
+    task: Task,
+    exchange: ExchangeId,
+    finding: Option<Finding>,
+) -> Done<Answer, Torn> {
     let reporter = Arc::clone(shared);
     Done::new(move |answer: Result<Answer, Torn>| {
         let _span =
@@ -34,6 +40,9 @@ pub(super) fn awaited(shared: &Arc<Shared>, task: Task, exchange: ExchangeId) ->
             Ok(Answer::Reject(error)) => Exchanged::Rejected(error),
             Err(Torn { error, landed }) => Exchanged::Torn { error, landed },
         };
+        if finding.is_some_and(|finding| finding.is_raised()) {
+            finite::found(&reporter, task.id);
+        }
         reporter.report(|state, now| {
             if let Exchanged::Sum { .. } = outcome {
                 state.payloads.get_mut(task.id).expect("a task has a payload until it is released").landed();

@@ -15,7 +15,7 @@ use crate::sched::{Outcome, TaskId};
 use crate::types::{Defect, Time, planted};
 
 impl Scheduler {
-    /// Withdraws from the round of a task whose PUSH runs and has sent nothing. A task that comes to its end before PUSH withdraws by itself.
+    /// Withdraws from the round of a task whose PUSH runs and has not sent all. A task that comes to its end before PUSH withdraws by itself.
     pub fn withdraw_unsent(&mut self, now: Time, id: TaskId, error: &Error) {
         let is_wanted = |work: &Work| work.stage == Stage::Push && matches!(work.purpose, Purpose::Wanted);
         if self.tasks.get(id.0).is_some_and(is_wanted) {

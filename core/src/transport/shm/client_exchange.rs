@@ -9,8 +9,8 @@ use super::outbound::Piece;
 use super::poller::Poller;
 use crate::error::{Error, Result};
 use crate::mem::Returned;
-use crate::transport::Answer;
 use crate::transport::exchange::{WorkerExchange, costs_the_link};
+use crate::transport::{Answer, Look};
 use crate::types::{Done, LinkId};
 
 /// An exchange, until both its reports are made.
@@ -20,6 +20,8 @@ pub(super) struct Exchange {
     pub(super) name: u64,
     /// The body of an exchange that may not begin yet.
     pub(super) body: Vec<Piece>,
+    /// How the body is looked at while it is copied.
+    pub(super) look: Option<Arc<Look>>,
     pub(super) state: WorkerExchange,
     /// Receives the proof that no thread reads the caller's memory any more.
     pub(super) returned: mpsc::Receiver<Returned>,
@@ -52,11 +54,11 @@ impl Exchange {
     /// An exchange on `link` that has not begun. `returned` receives the proof that `body` is read no more.
     pub(super) fn new(
         link: LinkId,
-        body: Vec<Piece>,
+        (body, look): (Vec<Piece>, Option<Look>),
         state: WorkerExchange,
         returned: mpsc::Receiver<Returned>,
     ) -> Self {
-        Self { link, name: 0, body, state, returned, arriving: Some(Arriving::default()) }
+        Self { link, name: 0, body, look: look.map(Arc::new), state, returned, arriving: Some(Arriving::default()) }
     }
 
     /// Reports `error` for an exchange that was not entered.

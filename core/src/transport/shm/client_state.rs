@@ -30,7 +30,7 @@ use crate::local::PeerProcess;
 use crate::local::failpoint::{Failpoint, reach};
 use crate::mem::{Copies, Loan};
 use crate::transport::exchange::{WorkerExchange, broken_off, link_gone, of_the_link, unknown_exchange};
-use crate::transport::{LinkLost, Peer, Pull, Push};
+use crate::transport::{LinkLost, Look, Peer, Pull, Push};
 use crate::types::{Done, ExchangeId, LinkId, Role};
 
 /// All links and exchanges.
@@ -129,15 +129,21 @@ impl ClientState {
         !self.tables.lock().links.is_empty()
     }
 
-    pub(super) fn push(&self, link: LinkId, id: ExchangeId, push: Push, done: Done<()>) {
+    pub(super) fn push(&self, link: LinkId, id: ExchangeId, mut push: Push, done: Done<()>) {
         let (sender, returned) = mpsc::channel();
         let lent = self.link(link).and_then(|link| link.lend(&push.body));
+        // What is lent is not copied, so it is looked at now.
+        let look = if lent.is_some() { None } else { push.look.take() };
+        if let Some(Look { refusal: Some(refusal), .. }) = push.look.take_if(|look| !look.passes_all(&push.body)) {
+            return push.refuse(done, refusal);
+        }
         // The peer reads shown memory where it lies, so there is no loan to return.
         let loan = Loan::new(if lent.is_some() { Vec::new() } else { push.body }, move |proof| {
             let _ = sender.send(proof);
         });
         let body = lent.unwrap_or_else(|| loan.into_pieces().into_iter().map(|piece| (piece, None)).collect());
-        let exchange = Exchange::new(link, body, WorkerExchange::new(push.header, done, push.pull), returned);
+        let exchange = WorkerExchange::new(push.header, done, push.pull);
+        let exchange = Exchange::new(link, (body, look), exchange, returned);
         let entered = self.tables.lock().push(id, exchange);
         match entered {
             Ok((link, name)) => {
@@ -163,9 +169,9 @@ impl ClientState {
         }
     }
 
-    /// Ends an exchange without an answer, unless it has ended already. The server is told of one that was given up.
+    /// Ends an exchange without an answer, unless it has ended already. The server is told of one that this side has given up.
     pub(super) fn end(&self, id: ExchangeId, error: Error) {
-        let abandoned = matches!(error, Error::Cancelled);
+        let abandoned = matches!(error, Error::Cancelled | Error::NotFinite { .. });
         let ended = self.tables.lock().end(id, error);
         let Some((name, link)) = ended else { return };
         let unsent = name == 0;
@@ -212,8 +218,15 @@ impl ClientState {
     fn pump(&self, link: &Link, until: Option<u64>) {
         let Pumped { sent, unfinished } = link.pump(until, false);
         for sent in sent {
-            let (Sent::Whole(name) | Sent::Dropped(name)) = sent;
-            self.tables.lock().sent(link.id, name);
+            match sent {
+                Sent::Whole(name) | Sent::Dropped(name) => self.tables.lock().sent(link.id, name),
+                Sent::Withheld(name) => {
+                    let refused = self.tables.lock().refused(link.id, name);
+                    if let Some((id, error)) = refused {
+                        self.end(id, error);
+                    }
+                }
+            }
         }
         if unfinished {
             self.poller().wake();

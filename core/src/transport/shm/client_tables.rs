@@ -149,6 +149,13 @@ impl ClientTables {
         }
     }
 
+    /// The exchange of a contribution that may not be sent, and the error with which it is to end.
+    pub(super) fn refused(&mut self, link: LinkId, name: u64) -> Option<(ExchangeId, Error)> {
+        let id = self.named(link, name)?;
+        let look = self.exchanges.get(&id)?.look.as_ref()?;
+        Some((id, look.refusal.clone()?))
+    }
+
     /// No thread reads the memory of this contribution any more.
     pub(super) fn returned(&mut self, id: ExchangeId) {
         let Some(exchange) = self.exchanges.get_mut(&id) else { return };
@@ -279,6 +286,9 @@ impl ClientTables {
                 }
             }
             outbound.begin(exchange.name, exchange.state.push().urgency(), false);
+            if let Some(look) = &exchange.look {
+                outbound.look(exchange.name, Arc::clone(look), participants.len());
+            }
             outbound.extend(exchange.name, std::iter::once((participants, None)).chain(body));
             if let Err(error) = outbound.end(exchange.name, None) {
                 entry.link.fail(error);

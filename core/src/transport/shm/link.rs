@@ -63,6 +63,15 @@ pub(super) enum Sent {
     Whole(u64),
     /// The exchange was given up. Nothing refers to its memory any more.
     Dropped(u64),
+    /// Its bytes may not be sent. The exchange is to be given up.
+    Withheld(u64),
+}
+
+impl Sent {
+    fn exchange(self) -> u64 {
+        let (Self::Whole(exchange) | Self::Dropped(exchange) | Self::Withheld(exchange)) = self;
+        exchange
+    }
 }
 
 /// The result of [`Link::pump`].
@@ -184,8 +193,10 @@ impl Link {
                     return pumped;
                 }
             };
-            chunk.fill(&self.memory);
-            let published = self.outbound().publish(&chunk);
+            let published = match chunk.fill(&self.memory) {
+                true => self.outbound().publish(&chunk),
+                false => Ok(self.outbound().withhold(&chunk)),
+            };
             if !quietly {
                 self.memory.wake_reader();
             }
@@ -193,14 +204,14 @@ impl Link {
                 Ok(Published::Part) => reach(Failpoint::BytesLeave),
                 Ok(Published::Whole(exchange)) => pumped.sent.push(Sent::Whole(exchange)),
                 Ok(Published::Dropped(exchange)) => pumped.sent.push(Sent::Dropped(exchange)),
+                Ok(Published::Withheld(exchange)) => pumped.sent.push(Sent::Withheld(exchange)),
                 Err(error) => {
                     self.fail(error);
                     pumped.unfinished = true;
                     return pumped;
                 }
             }
-            let through = |sent: &Sent| matches!(sent, Sent::Whole(exchange) | Sent::Dropped(exchange) if Some(*exchange) == until);
-            if pumped.sent.last().is_some_and(through) {
+            if pumped.sent.last().is_some_and(|sent| Some(sent.exchange()) == until) {
                 pumped.unfinished |= self.outbound().has_work();
                 return pumped;
             }

@@ -98,16 +98,21 @@ impl Memory {
         self.peer.u32(RELEASED_AT + slot * 4)
     }
 
-    /// Copies `pieces` into an own cell that the peer does not read.
-    pub(super) fn fill(&self, cell: u16, pieces: &[Bytes]) {
+    /// Copies `pieces` into an own cell that the peer does not read, block by block. Stops behind a block that `passes` refuses, and returns
+    /// `false` then. `passes` reads each block right after it was copied, when it is in the cache: the copy then waits for memory as ever.
+    pub(super) fn fill(&self, cell: u16, pieces: &[Bytes], mut passes: impl FnMut(&[u8]) -> bool) -> bool {
         let (at, room) = cell_at(cell);
         // SAFETY: the caller, `Outbound`, has taken the cell for itself, and no message that names it is unreleased.
         let mut rest = unsafe { self.own.slice_mut(at, room) };
-        for piece in pieces {
-            let (now, later) = rest.split_at_mut(piece.len());
-            self.copies.copy(piece, now);
+        for block in pieces.iter().flat_map(|piece| piece.chunks(BLOCK_BYTES)) {
+            let (now, later) = rest.split_at_mut(block.len());
+            self.copies.copy(block, now);
+            if !passes(block) {
+                return false;
+            }
             rest = later;
         }
+        true
     }
 
     /// The bytes in a cell of the peer. The cell is released when the last reference to them is dropped. `None` if this side still reads the
@@ -199,6 +204,9 @@ impl Memory {
         self.wake_writer();
     }
 }
+
+/// Bytes that are looked at and copied at once, so few that they stay in the first cache, and whole elements.
+const BLOCK_BYTES: usize = 16 << 10;
 
 /// Bytes of the peer while they are read here.
 struct Held {

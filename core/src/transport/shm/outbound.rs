@@ -14,6 +14,7 @@ use super::layout::{CELLS, EXCHANGES_MAX, LARGE_BYTES, Message, RING_MESSAGES, S
 use super::memory::Memory;
 use crate::error::Result;
 use crate::mem::Place;
+use crate::transport::Look;
 use crate::transport::exchange::bad;
 
 /// The sending half of a link.
@@ -48,6 +49,8 @@ struct Flow {
     pieces: VecDeque<Piece>,
     ending: Ending,
     accepted: bool,
+    /// How the bytes are looked at, and how many bytes go ahead of them that are no elements.
+    look: Option<(Arc<Look>, usize)>,
 }
 
 /// How a flow ends once its pieces are sent.
@@ -65,16 +68,26 @@ pub(super) struct Chunk {
     slot: u16,
     pieces: Vec<Bytes>,
     message: Message,
+    /// As that of its exchange.
+    look: Option<(Arc<Look>, usize)>,
 }
 
 impl Chunk {
     /// Copies the bytes into the cell, unless they are lent, and drops them. Call it without the lock. Afterwards only the pieces that were
-    /// not taken yet refer to the caller's memory.
-    pub(super) fn fill(&mut self, memory: &Memory) {
-        if !self.pieces.is_empty() {
-            memory.fill(self.slot, &self.pieces);
-        }
+    /// not taken yet refer to the caller's memory. Returns whether it may be sent. If not, [`withhold`](Outbound::withhold) it.
+    #[must_use]
+    pub(super) fn fill(&mut self, memory: &Memory) -> bool {
+        let passes = |block: &[u8]| match &mut self.look {
+            None => true,
+            Some((_, ahead)) if *ahead > 0 => {
+                *ahead -= block.len();
+                true
+            }
+            Some((look, _)) => look.passes(block),
+        };
+        let may_go = self.pieces.is_empty() || memory.fill(self.slot, &self.pieces, passes);
         self.pieces.clear();
+        may_go
     }
 }
 
@@ -97,6 +110,8 @@ pub(super) enum Published {
     Whole(u64),
     /// The exchange was given up meanwhile. Nothing refers to its memory any more.
     Dropped(u64),
+    /// The chunk may not be sent, and the exchange sends nothing any more until it is given up.
+    Withheld(u64),
 }
 
 impl Outbound {
@@ -128,8 +143,16 @@ impl Outbound {
     /// Begins to send an exchange. [`extend`](Self::extend) adds its bytes, and [`end`](Self::end) ends them.
     pub(super) fn begin(&mut self, exchange: u64, urgency: u8, accepted: bool) {
         let class = 7 - urgency.min(7);
-        self.flows.insert((class, exchange), Flow { pieces: VecDeque::new(), ending: Ending::Open, accepted });
+        let flow = Flow { pieces: VecDeque::new(), ending: Ending::Open, accepted, look: None };
+        self.flows.insert((class, exchange), flow);
         self.classes.insert(exchange, class);
+    }
+
+    /// Looks at the bytes of an exchange that was begun, but for the first `ahead` bytes. Call it before its bytes are added.
+    pub(super) fn look(&mut self, exchange: u64, look: Arc<Look>, ahead: usize) {
+        if let Some((_, flow)) = self.flow(exchange) {
+            flow.look = Some((look, ahead));
+        }
     }
 
     /// Adds bytes to an exchange that was begun. Ignores an exchange that was given up.
@@ -241,6 +264,17 @@ impl Outbound {
         Ok(Published::Whole(chunk.exchange))
     }
 
+    /// Sends nothing of a chunk that may not be sent, and stops its exchange. Give the exchange up then.
+    pub(super) fn withhold(&mut self, chunk: &Chunk) -> Published {
+        self.copying = None;
+        // Memory of a pool, as in `take`.
+        drop(self.cells.undo(chunk.slot));
+        let Some((key, flow)) = self.flow(chunk.exchange) else { return Published::Dropped(chunk.exchange) };
+        let accepted = flow.accepted;
+        self.ready[usize::from(accepted)].remove(&key);
+        Published::Withheld(chunk.exchange)
+    }
+
     fn close(&mut self, exchange: u64) -> Result<()> {
         let class = self.classes.remove(&exchange).expect("it flows");
         match self.flows.remove(&(class, exchange)).map(|flow| flow.ending) {
@@ -301,11 +335,15 @@ impl Outbound {
                 (pieces, Message::Data { exchange, cell: slot, bytes })
             }
         };
+        let look = flow.look.clone();
+        if let Some((_, ahead)) = &mut flow.look {
+            *ahead = ahead.saturating_sub(pieces.iter().map(Bytes::len).sum());
+        }
         if flow.pieces.is_empty() {
             self.ready[usize::from(flow.accepted)].remove(&key);
         }
         self.copying = Some(exchange);
-        Some(Chunk { exchange, slot, pieces, message })
+        Some(Chunk { exchange, slot, pieces, message, look })
     }
 
     /// The bytes that were lent to the peer and that it has released. The caller drops them without the lock.
@@ -362,6 +400,9 @@ impl Outbound {
 /// Messages that may wait for room in the ring: a few for each exchange. Only a broken peer lets so many wait.
 const BACKLOG_MAX: usize = 4 * EXCHANGES_MAX;
 
+/// The length of the longest element of a tensor. That of any other divides it.
+const ELEMENT_BYTES_MAX: usize = 8;
+
 /// Whether the pieces at the front that have to be copied have at most so many bytes.
 fn has_at_most(pieces: &VecDeque<Piece>, bytes: usize) -> bool {
     let mut left = bytes;
@@ -372,15 +413,22 @@ fn has_at_most(pieces: &VecDeque<Piece>, bytes: usize) -> bool {
     })
 }
 
-/// Takes up to `room` bytes of the pieces at the front that have to be copied.
+/// Takes up to `room` bytes of the pieces at the front that have to be copied. Cuts no element of a piece that begins with a whole one.
 fn cut(pieces: &mut VecDeque<Piece>, mut room: usize) -> Vec<Bytes> {
     let mut taken = Vec::with_capacity(1);
     while room > 0
         && let Some((piece, None)) = pieces.front_mut()
     {
-        let part = if piece.len() > room { piece.split_to(room) } else { pieces.pop_front().expect("looked at").0 };
-        room -= part.len();
-        taken.push(part);
+        if piece.len() <= room {
+            room -= piece.len();
+            taken.push(pieces.pop_front().expect("looked at").0);
+            continue;
+        }
+        let whole = room - room % ELEMENT_BYTES_MAX;
+        if whole > 0 {
+            taken.push(piece.split_to(whole));
+        }
+        break;
     }
     taken
 }

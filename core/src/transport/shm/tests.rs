@@ -22,6 +22,8 @@ use crate::types::{Address, Done, ExchangeId, LinkId, NodeId, Role, Scheme};
 use crate::wire::header::HEADER_BYTES;
 use crate::wire::{Request, reject};
 
+mod looks;
+
 contract::promises!(Machine::new());
 
 #[test]
@@ -669,7 +671,7 @@ fn looked_at(staging: &Staging) -> Vec<u8> {
 fn push(worker: &Worker, id: ExchangeId, staging: &Staging) -> Due<Result<()>> {
     let (sender, due) = std::sync::mpsc::channel();
     let body = vec![staging.region()];
-    let push = Push { header: contract::header(body[0].len() as u64), body, pull: None };
+    let push = Push { header: contract::header(body[0].len() as u64), body, pull: None, look: None };
     worker.transport.push(worker.link, id, push, Done::new(move |outcome| drop(sender.send(outcome))));
     Due(due)
 }
