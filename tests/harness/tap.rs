@@ -10,7 +10,7 @@ use gradlane_core::local::{Ended, PeerProcess, Progress};
 use gradlane_core::mem::Region;
 use gradlane_core::transport::{Answer, Capabilities, LinkLost, Peer, Pull, Push, Torn, Transport};
 use gradlane_core::types::{Done, ExchangeId, LinkId};
-use gradlane_core::wire::{Contribute, Contribution, Request, Sent, Use};
+use gradlane_core::wire::{Contribute, Contribution, Request, Rows, Sent, Use};
 
 /// What happens to the link of a push, before the push.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -84,7 +84,8 @@ impl<F: Fn(u64) -> Fate + Send + Sync> Transport for Tap<F> {
             Fate::Cut => self.inner.disconnect(link),
             Fate::Damage => {
                 if let Request::Contribute(Contribute { contribution: Contribution::First { checksum, .. }, .. })
-                | Request::Use(Use { sent: Sent::Whole { checksum }, .. }) = &mut push.header
+                | Request::Use(Use { sent: Sent::Whole { checksum }, .. })
+                | Request::Rows(Rows { checksum, .. }) = &mut push.header
                 {
                     *checksum = Some(checksum.unwrap_or(0) ^ 1);
                 }

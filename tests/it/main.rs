@@ -53,6 +53,7 @@ mod skips;
 mod stepping_down;
 mod stuck;
 mod supply_chain;
+mod tables;
 mod takings;
 mod tidy;
 mod tiers;
