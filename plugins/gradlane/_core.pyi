@@ -36,6 +36,7 @@ __all__ = [
     "step_timeout",
     "table_text",
     "unwrap_join",
+    "use_rows",
     "wait_any",
     "wrap_join",
 ]
@@ -248,18 +249,6 @@ class Session:
         At `address` is the value or the change, or there is the memory for the value. `into` is the address of the memory
         for the value of a push_pull that is not in place. `kind` is its rule, its mode, the name of its clock, and where that
         stands. The other arguments are as for `submit`.
-        """
-    def use_rows(
-        self,
-        asked: tuple[str, str, str, int, tuple[float, float, int], int, float | None],
-        ids: tuple[int, int],
-        gradients: tuple[int, int],
-    ) -> Rows:
-        """Starts a use of rows of a table.
-
-        `asked`: the table's name and its text, what to do ("pull", "look", "push", "shrink", "stats" or "clear"), the steps
-        before, of a shrink its decay, its least score and its most idle steps, then the priority and the timeout. `ids` and
-        `gradients` are an address and a number of elements, uint64 and float32, or (0, 0). Both are read during the call.
         """
     def tick(
         self, clock: tuple[str, str], round: tuple[int, int], how: tuple[bool, bool, float | None]
@@ -489,6 +478,19 @@ class SavedCheckpoint:
 
     def read(self, name: str) -> bytes:
         """The values of a tensor, in little-endian bytes."""
+
+def use_rows(
+    session: Session,
+    asked: tuple[str, str, str, int, tuple[float, float, int], int, float | None],
+    ids: tuple[int, int],
+    gradients: tuple[int, int],
+) -> Rows:
+    """Starts a use of rows of a table.
+
+    `asked`: the table's name and its text, what to do ("pull", "look", "push", "shrink", "stats" or "clear"), the steps
+    before, of a shrink its decay, its least score and its most idle steps, then the priority and the timeout. `ids` and
+    `gradients` are an address and a number of elements, uint64 and float32, or (0, 0). Both are read during the call.
+    """
 
 def table_text(text: str) -> str:
     """The text of a table as workers compare it, from one that names its rule and its settings."""

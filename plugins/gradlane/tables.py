@@ -16,8 +16,9 @@ The rows are spread over all servers. All workers make the table with the same a
 a `MismatchError`. Rules that follow the steps of the training, such as Adam, take the steps that `push` is told; without
 them, a worker's own pushes count.
 
-In a job of one worker without servers, the worker keeps the rows itself. Tables end with their job: `checkpoint.save`
-refuses a job that has one.
+In a job of one worker without servers, the worker keeps the rows itself. Tables are in no checkpoint: `checkpoint.save` refuses
+a job that has one, and where a job forms again, its tables begin anew. If a server is lost, a job with tables ends, or fails with
+a `StateLostError` under `on_server_loss=restore`, as one with parameters.
 """
 
 from __future__ import annotations
@@ -280,7 +281,7 @@ class Table:
             raise InvalidArgumentError(f"step={step!r}; give the steps before this one, from 0")
         asked = (self.name, self._text, action, step, bounds or _KEEP, check_priority(priority), timeout)
         ids_at, gradients_at = ((0, 0) if place is None else (place.address, place.len) for place in (ids, gradients))
-        return _session.session().use_rows(asked, ids_at, gradients_at)
+        return _core.use_rows(_session.session(), asked, ids_at, gradients_at)
 
 
 _KEEP = (1.0, 0.0, (1 << 64) - 1)

@@ -37,6 +37,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(handle::wait_any, module)?)?;
     module.add_function(wrap_pyfunction!(copies::copy_seconds, module)?)?;
     module.add_function(wrap_pyfunction!(table::table_text, module)?)?;
+    module.add_function(wrap_pyfunction!(table::use_rows, module)?)?;
     errors::register(module)?;
     metrics::register(module)?;
     reduction::register(module)?;

@@ -26,7 +26,6 @@ use crate::parameter::{self, Told};
 use crate::parts::Parts;
 use crate::reduction::Reduction;
 use crate::store;
-use crate::table;
 use crate::wait::{SLICE, duration, in_background, wait_interruptibly};
 
 /// The membership of a process in a job. All blocking calls release the interpreter lock.
@@ -239,22 +238,6 @@ impl Session {
             let asked = ParameterUse { tensor, access, clock_at, memory, into, priority, timeout };
             parts.inner.access(asked, waits.then_some(SLICE), ended)
         })
-    }
-
-    /// Uses rows of a table. At one address are the ids, u64, and at another one, of a push, a gradient for each, f32.
-    #[expect(unsafe_code, reason = "Python gives addresses")]
-    fn use_rows(
-        &self,
-        py: Python<'_>,
-        asked: table::Asked,
-        ids: table::Numbers,
-        gradients: table::Numbers,
-    ) -> PyResult<table::Rows> {
-        let session = Arc::clone(&self.0.get(py)?.inner);
-        // SAFETY: the caller has found the memory of arrays of these types, which it keeps during the call.
-        let (ids, gradients) = unsafe { (table::numbers::<u64>(ids), table::numbers::<f32>(gradients)) };
-        let begun = py.detach(|| table::begin(&session, asked, ids, gradients));
-        begun.map_err(|error| errors::raise(py, &error))
     }
 
     /// Finishes a round, with its samples, of the clock of this name and mode, and waits until this worker may begin its next one.

@@ -1,15 +1,16 @@
 //! `gradlane._core.Rows`: a use of a table under way.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use gradlane_core::engine::{RowsHandle, RowsUse, ShrinkBounds};
 use gradlane_core::types::{Effect, Priority, RowAction, TableSpec, TensorSpec};
 use gradlane_core::{Error, Result};
-use gradlane_session::Session;
 use pyo3::prelude::*;
 
 use crate::errors;
 use crate::own_process::Own;
+use crate::session::Session;
 use crate::wait::{duration, wait_interruptibly};
 
 /// A use of a table that was begun. In a forked child its methods raise `ForkedProcessError`.
@@ -23,7 +24,7 @@ struct Kept {
 
 /// What a use says beside its memory: the name of the table and its text, the action, the step, the bounds of a shrink, the priority and the
 /// timeout.
-pub(crate) type Asked = (String, String, String, u64, (f64, f64, u64), i32, Option<f64>);
+type Asked = (String, String, String, u64, (f64, f64, u64), i32, Option<f64>);
 
 /// The text of a table as workers compare it.
 ///
@@ -36,14 +37,31 @@ pub(crate) fn table_text(py: Python<'_>, text: &str) -> PyResult<String> {
 }
 
 /// Numbers in memory that the caller keeps for the call: their address, and how many there are.
-pub(crate) type Numbers = (usize, usize);
+type Numbers = (usize, usize);
+
+/// Begins a use of a table. At one address are the ids, u64, and at another one, of a push, a gradient for each, f32.
+#[pyfunction]
+#[expect(unsafe_code, reason = "Python gives addresses")]
+pub(crate) fn use_rows(
+    py: Python<'_>,
+    session: &Session,
+    asked: Asked,
+    ids: Numbers,
+    gradients: Numbers,
+) -> PyResult<Rows> {
+    let session = Arc::clone(&session.0.get(py)?.inner);
+    // SAFETY: the caller has found the memory of arrays of these types, which it keeps during the call.
+    let (ids, gradients) = unsafe { (numbers::<u64>(ids), numbers::<f32>(gradients)) };
+    let begun = py.detach(|| begin(&session, asked, ids, gradients));
+    begun.map_err(|error| errors::raise(py, &error))
+}
 
 /// These numbers.
 ///
 /// # Safety
 /// They are there, aligned, and nobody writes them while the slice lives.
 #[expect(unsafe_code, reason = "Python gives addresses")]
-pub(crate) unsafe fn numbers<'a, T>((address, len): Numbers) -> &'a [T] {
+unsafe fn numbers<'a, T>((address, len): Numbers) -> &'a [T] {
     if len == 0 {
         return &[];
     }
@@ -51,8 +69,7 @@ pub(crate) unsafe fn numbers<'a, T>((address, len): Numbers) -> &'a [T] {
     unsafe { std::slice::from_raw_parts(std::ptr::with_exposed_provenance(address), len) }
 }
 
-/// Begins a use of these ids, and with these gradients if it is a push.
-pub(crate) fn begin(session: &Session, asked: Asked, ids: &[u64], gradients: &[f32]) -> Result<Rows> {
+fn begin(session: &gradlane_session::Session, asked: Asked, ids: &[u64], gradients: &[f32]) -> Result<Rows> {
     let (name, spec, action, step, (decay, min_score, max_idle), priority, timeout) = asked;
     let spec: TableSpec = spec.parse()?;
     let found = RowAction::ALL.into_iter().find(|of| of.to_string() == action);

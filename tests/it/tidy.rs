@@ -40,7 +40,7 @@ const SHARED_BY_FLOOR_2: [&str; 3] = ["cuda", "local", "identity"];
 const ROOT_EXPORTS: [&str; 3] = ["Error", "Result", "Code"];
 
 /// The machine of a server's node.
-const NODE_MACHINE: [&str; 11] = [
+const NODE_MACHINE: [&str; 12] = [
     "aggregate",
     "budget",
     "command",
@@ -51,6 +51,7 @@ const NODE_MACHINE: [&str; 11] = [
     "names",
     "parameter",
     "services",
+    "table",
     "withdrawals",
 ];
 
@@ -491,7 +492,9 @@ fn server_machines() -> Vec<Source> {
 fn is_machine(module: &[String]) -> bool {
     let of = |index: usize| module.get(index).map(String::as_str);
     match of(0) {
-        Some("node") => of(1).is_some_and(|module| NODE_MACHINE.contains(&module)) && of(2) != Some("values"),
+        Some("node") => {
+            of(1).is_some_and(|module| NODE_MACHINE.contains(&module)) && !matches!(of(2), Some("values" | "store"))
+        }
         Some("coordinator") => of(1) != Some("driver"),
         Some(_) | None => false,
     }

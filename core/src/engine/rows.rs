@@ -10,8 +10,8 @@ use super::driver::Engine;
 use super::handle::Handle;
 use super::submit::HERE_BYTES_MAX;
 use crate::error::{Error, Result};
-use crate::mem::Pool;
 use crate::mem::borrow::{self, OwnedBytes, Staging};
+use crate::mem::{Copies, Pool};
 use crate::pipeline::Stage;
 use crate::types::{
     Demand, Effect, Epoch, PartId, Priority, Round, RowAction, RowsCut, Shards, Span, TableSpec, TensorSpec, Version,
@@ -158,9 +158,9 @@ impl RowsUse<'_> {
             ids: cuts[0].ids,
             checksum: None,
         };
-        let mut answer = Pool::new().lease(answer_bytes);
+        let (mut answer, copies) = (Pool::new().lease(answer_bytes), Copies::default());
         let used = serve(&header, &body).map(|(version, bytes)| {
-            answer.copy_from_slice(&bytes);
+            copies.copy(&bytes, &mut answer);
             Effect::accepted(version)
         });
         let counts = if self.action.has_ids() { 0 } else { 1 };
@@ -226,7 +226,7 @@ impl RowsUse<'_> {
         let mut of_distinct = Vec::with_capacity(ids.len());
         for id in &ids {
             let (row, id_at, gradient_at) = &mut next[part_of(*id)];
-            body[*id_at..*id_at + 8].copy_from_slice(&id.to_le_bytes());
+            body[*id_at..].as_chunks_mut().0[0] = id.to_le_bytes();
             of_distinct.push((u32::try_from(*row).expect("at most IDS_MAX"), *gradient_at));
             (*row, *id_at, *gradient_at) = (*row + 1, *id_at + 8, *gradient_at + row_bytes);
         }
@@ -239,8 +239,10 @@ impl RowsUse<'_> {
             }
         } else if self.action == RowAction::Shrink {
             let ShrinkBounds { decay, min_score, max_idle } = self.bounds;
-            let bounds = [decay.to_bits(), min_score.to_bits(), max_idle].map(u64::to_le_bytes).concat();
-            cuts.iter().for_each(|cut| body[cut.sent.offset as usize..][..bounds.len()].copy_from_slice(&bounds));
+            let bounds = [decay.to_bits(), min_score.to_bits(), max_idle];
+            for (at, to) in body.as_chunks_mut().0.iter_mut().enumerate() {
+                *to = bounds[at % bounds.len()].to_le_bytes();
+            }
         }
         let places = of_asked.iter().map(|place| of_distinct[*place as usize].0).collect();
         Ok(Packed { body, cuts, places, answer_bytes: got as usize })
@@ -324,7 +326,7 @@ impl RowsHandle {
     }
 
     fn read<T>(&self, read: impl FnOnce(&[u8]) -> T) -> T {
-        borrow::read(&[self.answer.region()], &crate::mem::Copies::default(), read)
+        borrow::read(&[self.answer.region()], &Copies::default(), read)
     }
 }
 

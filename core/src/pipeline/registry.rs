@@ -205,14 +205,6 @@ impl Registry {
         self.requests.insert(request, specs.iter().map(TensorSpec::key).collect());
     }
 
-    /// The request whose answer brings the layout of a tensor, if the coordinator was asked.
-    pub fn request_of(&self, key: TensorKey) -> Option<u64> {
-        match self.tensors.get(&key)?.state {
-            State::Declaring { request } => Some(request),
-            State::Ready { .. } | State::Failed { .. } => None,
-        }
-    }
-
     /// Ends a request that asked for several tensors. Returns the tensors that still wait for its answer; `None` if it asked for one.
     pub fn take_list(&mut self, request: u64) -> Option<Vec<TensorSpec>> {
         self.requests.get(&request).filter(|keys| keys.len() > 1)?;
@@ -332,22 +324,6 @@ impl Registry {
         let tickets = tickets.iter().copied().flatten().collect();
         let (demand, participants) = (*demand, self.participants_of(&layout));
         Some((ReadyPart { layout, round, demand, participants, tickets }, error))
-    }
-
-    /// The tensor's declaration, if this worker declared it.
-    pub fn spec_of(&self, key: TensorKey) -> Option<&TensorSpec> {
-        self.tensors.get(&key).map(|tensor| &tensor.spec)
-    }
-
-    /// The parts of a tensor, in the order of their places in it; none if it has no layout.
-    pub fn parts_of(&self, key: TensorKey) -> impl Iterator<Item = &PartLayout> {
-        let of_tensor = PartId { key, index: 0 }..=PartId { key, index: u32::MAX };
-        self.parts.range(of_tensor).map(|(_, layout)| layout.as_ref())
-    }
-
-    /// Every known part.
-    pub fn parts(&self) -> impl Iterator<Item = &PartLayout> {
-        self.parts.values().map(Arc::as_ref)
     }
 
     /// The tensors that must still be submitted on this worker before the parts that `ticket` shares can be sent. A tensor that this worker
@@ -503,6 +479,7 @@ fn broken(problem: String) -> Error {
 
 mod comparing;
 mod ending;
+mod looking;
 mod texts;
 mod together;
 

@@ -15,6 +15,7 @@ mod clock;
 mod control;
 mod encoding;
 mod fields;
+mod kinds;
 mod recovery;
 mod stepping;
 mod store;

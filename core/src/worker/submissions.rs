@@ -185,25 +185,6 @@ impl Worker {
         }
     }
 
-    /// Connects to the servers, if `spec` is the first parameter of a worker that needs no server for its sums.
-    fn reach_servers(&mut self, now: Time, spec: &TensorSpec) -> Result<()> {
-        if !spec.kind.is_kept() || self.uses_parameters || self.ended.is_some() {
-            return Ok(());
-        }
-        if self.here().servers.is_empty() {
-            return Err(Error::FailedPrecondition {
-                what: format!(
-                    "tensor {}: it is a {}, and this job has no server that could keep it",
-                    spec.name, spec.kind
-                ),
-                hint: "start the job with servers, such as by `gradlane run -s 1`".to_owned(),
-            });
-        }
-        self.uses_parameters = true;
-        self.follow_links(now);
-        Ok(())
-    }
-
     /// Fails these submissions, as far as they have tasks.
     pub(super) fn fail_all(&mut self, now: Time, submissions: impl IntoIterator<Item = u64>, error: &Error) {
         for submission in submissions {

@@ -5,11 +5,30 @@ use super::records::{Record, Tensor};
 use crate::error::{Error, Result};
 use crate::sched::{Attempt, Task, TaskId};
 use crate::types::{
-    Access, Defect, Effect, KeyPart, PartId, PartLayout, Round, RowAction, Shards, TensorSpec, planted,
+    Access, Defect, Effect, KeyPart, PartId, PartLayout, Round, RowAction, Shards, TensorSpec, Time, planted,
 };
 use crate::wire::{Rows, Sent, Target, Use};
 
 impl Worker {
+    /// Connects to the servers, if `spec` is the first parameter of a worker that needs no server for its sums.
+    pub(super) fn reach_servers(&mut self, now: Time, spec: &TensorSpec) -> Result<()> {
+        if !spec.kind.is_kept() || self.uses_parameters || self.ended.is_some() {
+            return Ok(());
+        }
+        if self.here().servers.is_empty() {
+            return Err(Error::FailedPrecondition {
+                what: format!(
+                    "tensor {}: it is a {}, and this job has no server that could keep it",
+                    spec.name, spec.kind
+                ),
+                hint: "start the job with servers, such as by `gradlane run -s 1`".to_owned(),
+            });
+        }
+        self.uses_parameters = true;
+        self.follow_links(now);
+        Ok(())
+    }
+
     /// The header that opens the exchange of a use.
     pub(super) fn use_header(&self, task: &Task, access: Access, clock_at: u64) -> Use {
         let Record { part, is_overwritten, priority, .. } = self.record(task.id);

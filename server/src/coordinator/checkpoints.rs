@@ -17,6 +17,7 @@ use gradlane_core::types::{
 };
 
 use super::asker::Asker;
+use super::registry::Parameters;
 
 /// The machine.
 #[derive(Default, Debug)]
@@ -142,14 +143,6 @@ pub(super) struct Turn {
     pub(super) applies: bool,
     /// Of each clock the global step that the job goes back to then.
     pub(super) steps: Vec<ClockStep>,
-}
-
-/// The parameters of the job.
-pub(super) struct Parameters {
-    pub(super) tensors: Vec<TensorSpec>,
-    pub(super) parts: Vec<PartLayout>,
-    /// The name of a table, if the job has one. A checkpoint could not be complete then.
-    pub(super) table: Option<String>,
 }
 
 impl Checkpoints {

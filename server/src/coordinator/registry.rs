@@ -13,8 +13,6 @@ use gradlane_core::types::{
 };
 use gradlane_core::wire::limits;
 
-use super::checkpoints::Parameters;
-
 /// Every tensor that was declared.
 #[derive(Debug)]
 pub(super) struct Registry {
@@ -53,6 +51,14 @@ pub(super) struct Ended {
     pub(super) keys: Vec<TensorKey>,
     /// All their parts lie below this index.
     pub(super) below: u32,
+}
+
+/// The parameters of the job.
+pub(super) struct Parameters {
+    pub(super) tensors: Vec<TensorSpec>,
+    pub(super) parts: Vec<PartLayout>,
+    /// The name of a table, if the job has one. A checkpoint could not be complete then.
+    pub(super) table: Option<String>,
 }
 
 impl Registry {

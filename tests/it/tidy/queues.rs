@@ -15,7 +15,7 @@ struct Queue {
     bound: &'static str,
 }
 
-const QUEUES: [Queue; 56] = [
+const QUEUES: [Queue; 57] = [
     // Of the control links.
     queue(
         "core/src/transport/quic/control/frames.rs",
@@ -159,6 +159,11 @@ const QUEUES: [Queue; 56] = [
     ),
     queue(
         "server/src/node/parameter/machine.rs",
+        "commands: VecDeque<Command>",
+        "the commands of one input: the driver drains them before the next",
+    ),
+    queue(
+        "server/src/node/table/machine.rs",
         "commands: VecDeque<Command>",
         "the commands of one input: the driver drains them before the next",
     ),

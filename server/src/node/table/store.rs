@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use gradlane_core::error::{Error, Result};
 use gradlane_core::mem::Lease;
 use gradlane_core::transport::Outgoing;
-use gradlane_core::types::{ExchangeId, NodeId, PartId, Round, RowAction, TableSpec, Version};
+use gradlane_core::types::{ExchangeId, NodeId, PartId, Round, RowAction, Version};
 use gradlane_core::wire::{Response, RowsAnswer, Target, checksum};
 
 use super::rows::{Counts, Rows};
@@ -298,6 +298,3 @@ fn out_of_order(round: Round, latest: Round) -> Error {
     let problem = format!("is {}, and use {} of this worker came before", round.0, latest.0);
     Error::Protocol { peer: "the worker".to_owned(), field: "round".to_owned(), problem }
 }
-
-/// A use of a table with more ids than a header can announce cannot be.
-const _: () = assert!(TableSpec::IDS_MAX * 8 <= gradlane_core::wire::limits::PART_BYTES_MAX);

@@ -115,7 +115,7 @@ impl Fields<'_> {
         let text = text.ok_or_else(|| self.bad("table", format!("is no text of up to {BEHIND_BYTES_MAX} bytes")))?;
         let spec: TableSpec = text.parse().map_err(|error| self.bad("table", format!("{error}")))?;
         if spec.to_string() != text {
-            return Err(self.bad("table", format!("is {text:?} in place of {:?}", spec.to_string())));
+            return Err(self.bad("table", format!("is {text} in place of {spec}")));
         }
         Ok(spec)
     }
