@@ -111,7 +111,7 @@ fn a_request_for_an_unknown_service_is_refused_whatever_its_bytes_are_and_the_li
     );
     pieces.extend(
         (0..50)
-            .map(|seed| head.iter().copied().chain([3 + seed as u8]).chain(random(seed, 10 << (seed % 12))).collect()),
+            .map(|seed| head.iter().copied().chain([4 + seed as u8]).chain(random(seed, 10 << (seed % 12))).collect()),
     );
     let asked = pieces.len();
     beside(&cluster, || {

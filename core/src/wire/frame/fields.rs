@@ -1,17 +1,13 @@
 //! The fields of frames. For each type, writing and reading stand side by side, in the order of its declaration.
 
-use super::kinds::read_form;
 use super::{Forming, Health, Hold, Join, MemberStatus, Names, Progress, Stall, Status};
 use crate::error::Result;
 use crate::types::{
-    Address, DType, Epoch, Incarnation, MachineId, Member, NodeId, PartId, PartLayout, Participants, Phase, Piece,
-    Process, Role, Scheme, ServerId, Span, TableSpec, TensorKey, TensorSpec, View, Wiring, WorkerId, WorkerSet,
+    Address, DType, Epoch, Incarnation, MachineId, Member, NodeId, PartId, Participants, Phase, Process, Role, Scheme,
+    TensorKey, View, Wiring, WorkerId, WorkerSet,
 };
 use crate::wire::codec::{Reader, Writer};
-use crate::wire::limits::{
-    ADDRESS_BYTES_MAX, ADDRESSES_MAX, DIMENSIONS_MAX, MEMBERS_MAX, NAME_BYTES_MAX, PART_BYTES_MAX, TENSORS_MAX,
-    TEXT_BYTES_MAX,
-};
+use crate::wire::limits::{ADDRESS_BYTES_MAX, ADDRESSES_MAX, MEMBERS_MAX, NAME_BYTES_MAX, TEXT_BYTES_MAX};
 use crate::wire::reject::{decode_error, encode_error};
 
 pub(super) fn read_bool(reader: &mut Reader<'_>, field: &str) -> Result<bool> {
@@ -137,29 +133,6 @@ impl Field for Progress {
     }
 }
 
-impl Field for TensorSpec {
-    fn write(&self, writer: &mut Writer) {
-        writer.text(&self.name, usize::MAX);
-        self.dtype.write(writer);
-        self.kind.write(writer);
-        writer.list(&self.shape, |writer, dimension| writer.u64(*dimension));
-        self.participants.write(writer);
-    }
-
-    fn read(reader: &mut Reader<'_>) -> Result<Self> {
-        let name = reader.text(NAME_BYTES_MAX, "tensor name")?;
-        let (dtype, kind) = read_form(reader)?;
-        let shape = reader.list(DIMENSIONS_MAX, "shape", |reader| reader.u64("dimension"))?;
-        if let Some(rule) = kind.rule().filter(|rule| *rule != rule.of_shape(&shape) || !rule.suits(&shape)) {
-            return Err(reader.bad("rule", format!("is {rule} of shape {shape:?}")));
-        }
-        if let Some(spec) = kind.table().filter(|spec| shape != [u64::from(TableSpec::SHARDS), spec.dim]) {
-            return Err(reader.bad("table", format!("is {spec} of shape {shape:?}")));
-        }
-        Ok(Self { name, dtype, shape, kind, participants: Participants::read(reader)? })
-    }
-}
-
 impl Field for Participants {
     fn write(&self, writer: &mut Writer) {
         writer.option(self.members(), write_workers);
@@ -194,55 +167,6 @@ impl Field for DType {
     fn read(reader: &mut Reader<'_>) -> Result<Self> {
         let code = reader.u8("dtype")?;
         Self::from_code(code).ok_or_else(|| reader.bad("dtype", format!("is {code}")))
-    }
-}
-
-impl Field for PartLayout {
-    fn write(&self, writer: &mut Writer) {
-        self.part.write(writer);
-        self.dtype.write(writer);
-        self.kind.write(writer);
-        writer.u32(self.server.0);
-        writer.list(&self.pieces, |writer, piece| {
-            writer.u64(piece.tensor.0);
-            writer.u64(piece.span.offset);
-            writer.u64(piece.span.bytes);
-        });
-    }
-
-    fn read(reader: &mut Reader<'_>) -> Result<Self> {
-        let part = PartId::read(reader)?;
-        let (dtype, kind) = read_form(reader)?;
-        let layout = Self {
-            part,
-            dtype,
-            kind,
-            server: ServerId(reader.u32("server")?),
-            pieces: reader.list(TENSORS_MAX, "pieces", |reader| {
-                let tensor = TensorKey(reader.u64("tensor key")?);
-                let span = Span { offset: reader.u64("piece offset")?, bytes: reader.u64("piece length")? };
-                Ok(Piece { tensor, span })
-            })?,
-        };
-        if layout.pieces.is_empty() {
-            return Err(reader.bad("pieces", "are none"));
-        }
-        let element = kind.table().map_or(dtype.bytes(), |spec| spec.shard_bytes());
-        if let (Some(spec), [piece]) = (kind.table(), layout.pieces.as_slice())
-            && (piece.span.bytes == 0 || piece.span.end() > spec.shard_bytes() * u64::from(TableSpec::SHARDS))
-        {
-            return Err(reader.bad("pieces", "are no shards of a table"));
-        }
-        if layout.pieces.iter().any(|Piece { span, .. }| {
-            span.offset.checked_add(span.bytes).is_none() || span.offset % element != 0 || span.bytes % element != 0
-        }) {
-            return Err(reader.bad("pieces", format!("do not lie on elements of {}", layout.dtype)));
-        }
-        let bytes = layout.pieces.iter().try_fold(0_u64, |bytes, piece| bytes.checked_add(piece.span.bytes));
-        if bytes.is_none_or(|bytes| bytes > PART_BYTES_MAX) {
-            return Err(reader.bad("pieces", format!("are longer than {PART_BYTES_MAX} bytes")));
-        }
-        Ok(layout)
     }
 }
 

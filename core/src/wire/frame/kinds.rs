@@ -1,9 +1,36 @@
-//! The fields of what servers do with a tensor.
+//! The fields of declarations and layouts of tensors, and of what servers do with them.
 
 use super::fields::Field;
 use crate::error::{Error, Result};
-use crate::types::{CodecSpec, DType, Mode, Rule, TableSpec, TensorKind};
+use crate::types::{
+    CodecSpec, DType, Mode, PartId, PartLayout, Participants, Piece, Rule, ServerId, Span, TableSpec, TensorKey,
+    TensorKind, TensorSpec,
+};
 use crate::wire::codec::{Reader, Writer};
+use crate::wire::limits::{DIMENSIONS_MAX, NAME_BYTES_MAX, PART_BYTES_MAX, TENSORS_MAX};
+
+impl Field for TensorSpec {
+    fn write(&self, writer: &mut Writer) {
+        writer.text(&self.name, usize::MAX);
+        self.dtype.write(writer);
+        self.kind.write(writer);
+        writer.list(&self.shape, |writer, dimension| writer.u64(*dimension));
+        self.participants.write(writer);
+    }
+
+    fn read(reader: &mut Reader<'_>) -> Result<Self> {
+        let name = reader.text(NAME_BYTES_MAX, "tensor name")?;
+        let (dtype, kind) = read_form(reader)?;
+        let shape = reader.list(DIMENSIONS_MAX, "shape", |reader| reader.u64("dimension"))?;
+        if let Some(rule) = kind.rule().filter(|rule| *rule != rule.of_shape(&shape) || !rule.suits(&shape)) {
+            return Err(reader.bad("rule", format!("is {rule} of shape {shape:?}")));
+        }
+        if let Some(spec) = kind.table().filter(|spec| shape != [u64::from(TableSpec::SHARDS), spec.dim]) {
+            return Err(reader.bad("table", format!("is {spec} of shape {shape:?}")));
+        }
+        Ok(Self { name, dtype, shape, kind, participants: Participants::read(reader)? })
+    }
+}
 
 impl Field for TensorKind {
     fn write(&self, writer: &mut Writer) {
@@ -80,7 +107,7 @@ impl Field for Rule {
 }
 
 /// Reads an element type, and a kind whose codec encodes it, or whose rule changes it.
-pub(super) fn read_form(reader: &mut Reader<'_>) -> Result<(DType, TensorKind)> {
+fn read_form(reader: &mut Reader<'_>) -> Result<(DType, TensorKind)> {
     let (dtype, kind) = (DType::read(reader)?, TensorKind::read(reader)?);
     if !kind.codec().encodes(dtype) {
         return Err(reader.bad("codec", format!("is {} of {dtype}", kind.codec())));
@@ -92,4 +119,53 @@ pub(super) fn read_form(reader: &mut Reader<'_>) -> Result<(DType, TensorKind)> 
         return Err(reader.bad("dtype", format!("is {dtype} of a table")));
     }
     Ok((dtype, kind))
+}
+
+impl Field for PartLayout {
+    fn write(&self, writer: &mut Writer) {
+        self.part.write(writer);
+        self.dtype.write(writer);
+        self.kind.write(writer);
+        writer.u32(self.server.0);
+        writer.list(&self.pieces, |writer, piece| {
+            writer.u64(piece.tensor.0);
+            writer.u64(piece.span.offset);
+            writer.u64(piece.span.bytes);
+        });
+    }
+
+    fn read(reader: &mut Reader<'_>) -> Result<Self> {
+        let part = PartId::read(reader)?;
+        let (dtype, kind) = read_form(reader)?;
+        let layout = Self {
+            part,
+            dtype,
+            kind,
+            server: ServerId(reader.u32("server")?),
+            pieces: reader.list(TENSORS_MAX, "pieces", |reader| {
+                let tensor = TensorKey(reader.u64("tensor key")?);
+                let span = Span { offset: reader.u64("piece offset")?, bytes: reader.u64("piece length")? };
+                Ok(Piece { tensor, span })
+            })?,
+        };
+        if layout.pieces.is_empty() {
+            return Err(reader.bad("pieces", "are none"));
+        }
+        let element = kind.table().map_or(dtype.bytes(), |spec| spec.shard_bytes());
+        if let (Some(spec), [piece]) = (kind.table(), layout.pieces.as_slice())
+            && (piece.span.bytes == 0 || piece.span.end() > spec.shard_bytes() * u64::from(TableSpec::SHARDS))
+        {
+            return Err(reader.bad("pieces", "are no shards of a table"));
+        }
+        if layout.pieces.iter().any(|Piece { span, .. }| {
+            span.offset.checked_add(span.bytes).is_none() || span.offset % element != 0 || span.bytes % element != 0
+        }) {
+            return Err(reader.bad("pieces", format!("do not lie on elements of {}", layout.dtype)));
+        }
+        let bytes = layout.pieces.iter().try_fold(0_u64, |bytes, piece| bytes.checked_add(piece.span.bytes));
+        if bytes.is_none_or(|bytes| bytes > PART_BYTES_MAX) {
+            return Err(reader.bad("pieces", format!("are longer than {PART_BYTES_MAX} bytes")));
+        }
+        Ok(layout)
+    }
 }

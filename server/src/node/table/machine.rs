@@ -207,7 +207,7 @@ impl Tables {
 
     /// How many exchanges are open.
     pub(in crate::node) fn pending(&self) -> usize {
-        self.exchanges.len()
+        self.exchanges.values().filter(|entry| entry.is_open).count()
     }
 
     /// The latest use.
