@@ -7,10 +7,6 @@ use crate::error::{Claim, Error, Tensors};
 
 /// What a server does with the parts of a tensor. It is a part of the tensor's declaration and of its layout.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-#[expect(
-    clippy::large_enum_variant,
-    reason = "a rule has its numbers in place, so that kinds are copied and compared as values"
-)]
 pub enum TensorKind {
     /// It adds what the workers contribute, round by round, and gives them the sum.
     Sum {

@@ -84,7 +84,7 @@ impl Serve for RowStore {
         };
         let (part, epoch) = (header.target.part, header.target.epoch);
         let node = NodeId([0; 32]);
-        let asked = AskedRows { node, header: *header, epoch, block_bytes: BLOCK_BYTES, refusal: None };
+        let asked = Box::new(AskedRows { node, header: *header, epoch, block_bytes: BLOCK_BYTES, refusal: None });
         self.step(part, RowsStep::Serve { exchange: EXCHANGE, asked }, &mut say);
         self.receive(part, EXCHANGE, &[body], &mut say);
         match (refused, answered) {

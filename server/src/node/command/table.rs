@@ -13,7 +13,7 @@ pub enum RowsStep {
         /// What brings it.
         exchange: ExchangeId,
         /// Who asks, and for what.
-        asked: AskedRows,
+        asked: Box<AskedRows>,
     },
     /// The exchange is over: what it has brought goes, unless its use was done.
     Forget {

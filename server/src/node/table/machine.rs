@@ -117,7 +117,7 @@ impl Tables {
         let crosses_network = self.membership.as_ref().is_none_or(|ours| ours.crosses_network);
         let block_bytes = self.config.block_bytes(header.answer_bytes(), crosses_network);
         let (node, refusal) = (sender.node, self.draining.clone());
-        let asked = AskedRows { node, header: *header, epoch, block_bytes, refusal };
+        let asked = Box::new(AskedRows { node, header: *header, epoch, block_bytes, refusal });
         self.step(id, RowsStep::Serve { exchange, asked });
         Ok(())
     }

@@ -43,7 +43,7 @@ struct Done {
 /// The body of a use, as far as it came.
 #[derive(Debug)]
 struct Upload {
-    asked: AskedRows,
+    asked: Box<AskedRows>,
     body: Vec<u8>,
 }
 
@@ -145,7 +145,7 @@ impl Part {
         say: &mut impl FnMut(Event),
     ) {
         let Some(upload) = self.uploads.get(&exchange).filter(|upload| upload.is_whole()) else { return };
-        let AskedRows { header, epoch, block_bytes, .. } = upload.asked.clone();
+        let AskedRows { header, epoch, block_bytes, .. } = *upload.asked;
         let upload = self.uploads.remove(&exchange).expect("it was there");
         let refusal = match self.serve(id, &upload) {
             Ok(answer) => {
@@ -164,7 +164,7 @@ impl Part {
     }
 
     fn serve(&mut self, id: PartId, upload: &Upload) -> Result<Answer> {
-        let AskedRows { node, header, refusal, .. } = &upload.asked;
+        let AskedRows { node, header, refusal, .. } = &*upload.asked;
         let rows = self.rows.as_mut().ok_or_else(|| rows_lost(id))?;
         if header.checksum.is_some_and(|announced| announced != checksum(0, &upload.body)) {
             let (tensor, round) = (id.key.into(), header.target.round);
