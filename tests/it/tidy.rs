@@ -40,7 +40,7 @@ const SHARED_BY_FLOOR_2: [&str; 3] = ["cuda", "local", "identity"];
 const ROOT_EXPORTS: [&str; 3] = ["Error", "Result", "Code"];
 
 /// The machine of a server's node.
-const NODE_MACHINE: [&str; 12] = [
+const NODE_MACHINE: [&str; 13] = [
     "aggregate",
     "budget",
     "command",
@@ -50,6 +50,7 @@ const NODE_MACHINE: [&str; 12] = [
     "membership",
     "names",
     "parameter",
+    "refusals",
     "services",
     "table",
     "withdrawals",

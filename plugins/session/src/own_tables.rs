@@ -52,7 +52,7 @@ impl OwnTables {
             let me = gradlane_core::types::WorkerId(0);
             return Err(found.into_error(tensor.name, me, me));
         }
-        let handle = asked.alone(id, |header, body| kept.store.serve(header, body))?;
+        let handle = asked.alone(id, |header, body| serve(&mut kept.store, header, body))?;
         kept.declared.insert(tensor.name.clone(), tensor);
         Ok(handle)
     }
@@ -69,28 +69,23 @@ impl OwnTables {
     }
 }
 
-trait Serve {
-    fn serve(&mut self, header: &Rows, body: &[u8]) -> Result<(Version, Vec<u8>)>;
-}
-
-impl Serve for RowStore {
-    fn serve(&mut self, header: &Rows, body: &[u8]) -> Result<(Version, Vec<u8>)> {
-        let (mut answered, mut bytes, mut refused) = (None, Vec::new(), None);
-        let mut say = |event| match event {
-            Event::Send(Outgoing::Answer { header: Response::Rows(header), .. }) => answered = Some(header.version),
-            Event::Send(Outgoing::Block { block, .. }) => bytes.extend_from_slice(&block),
-            Event::Served(Served { refusal: Some(error), .. }) => refused = Some(error),
-            _ => {}
-        };
-        let (part, epoch) = (header.target.part, header.target.epoch);
-        let node = NodeId([0; 32]);
-        let asked = Box::new(AskedRows { node, header: *header, epoch, block_bytes: BLOCK_BYTES, refusal: None });
-        self.step(part, RowsStep::Serve { exchange: EXCHANGE, asked }, &mut say);
-        self.receive(part, EXCHANGE, &[body], &mut say);
-        match (refused, answered) {
-            (Some(error), _) => Err(error),
-            (None, Some(version)) => Ok((version, bytes)),
-            (None, None) => Err(Error::Internal { what: "a use of a table was not answered".to_owned() }),
-        }
+/// What a server would answer.
+fn serve(store: &mut RowStore, header: &Rows, body: &[u8]) -> Result<(Version, Vec<u8>)> {
+    let (mut answered, mut bytes, mut refused) = (None, Vec::new(), None);
+    let mut say = |event| match event {
+        Event::Send(Outgoing::Answer { header: Response::Rows(header), .. }) => answered = Some(header.version),
+        Event::Send(Outgoing::Block { block, .. }) => bytes.extend_from_slice(&block),
+        Event::Served(Served { refusal: Some(error), .. }) => refused = Some(error),
+        _ => {}
+    };
+    let (part, epoch) = (header.target.part, header.target.epoch);
+    let node = NodeId([0; 32]);
+    let asked = Box::new(AskedRows { node, header: *header, epoch, block_bytes: BLOCK_BYTES, refusal: None });
+    store.step(part, RowsStep::Serve { exchange: EXCHANGE, asked }, &mut say);
+    store.receive(part, EXCHANGE, &[body], &mut say);
+    match (refused, answered) {
+        (Some(error), _) => Err(error),
+        (None, Some(version)) => Ok((version, bytes)),
+        (None, None) => Err(Error::Internal { what: "a use of a table was not answered".to_owned() }),
     }
 }

@@ -13,6 +13,7 @@ mod budget;
 mod config;
 mod membership;
 mod names;
+mod refusals;
 mod services;
 mod withdrawals;
 

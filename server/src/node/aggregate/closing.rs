@@ -12,6 +12,7 @@ use super::residual::{Fed, Residual};
 use super::round::{Open, Published, RoundState, Slot, Spec};
 use crate::node::command::{Command, SlotId, Step, Work};
 use crate::node::membership::rejection;
+use crate::node::refusals::superseded;
 
 impl Aggregator {
     /// Counts a worker: all of its contribution is in the sum, or it has none to make. Seals the sum when every caller was counted.
@@ -229,12 +230,10 @@ impl Aggregator {
         self.step(id, Step::Answer { worker, exchange, header });
     }
 
-    /// Ends an older exchange of a worker that has sent a newer one. The worker has given it up, unless the newer one is a straggler
-    /// of a lost connection; therefore it is asked to try again and not told that it failed.
-    pub(super) fn supersede(&mut self, superseded: Option<ExchangeId>) {
-        if let Some(exchange) = superseded {
-            let (what, cause) = ("the exchange".to_owned(), "the same worker began it anew".to_owned());
-            self.reject(exchange, Error::Unavailable { what, cause });
+    /// Ends an older exchange of a worker that has sent a newer one.
+    pub(super) fn supersede(&mut self, older: Option<ExchangeId>) {
+        if let Some(exchange) = older {
+            self.reject(exchange, superseded());
         }
     }
 

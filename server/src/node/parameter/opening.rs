@@ -9,10 +9,11 @@ use gradlane_core::types::{
 use gradlane_core::wire::{Sent, Target, Use};
 
 use super::machine::{Claim, Exchange, Parameters, Part, State};
-use super::refusals::{base_gone, lost, not_initialised, out_of_order, superseded};
+use super::refusals::{base_gone, lost, not_initialised};
 use crate::node::budget::{Budget, check_parts};
 use crate::node::command::{ValueStep, ValueUpload};
 use crate::node::membership::Sender;
+use crate::node::refusals::{out_of_order, superseded};
 
 impl Parameters {
     /// Decides about a header; an error is for the caller to send.

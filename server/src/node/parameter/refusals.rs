@@ -1,7 +1,7 @@
 //! Errors with which parameters refuse uses.
 
 use gradlane_core::error::Error;
-use gradlane_core::types::{PartId, Round, Version, WorkerId};
+use gradlane_core::types::{PartId, Version, WorkerId};
 
 /// The answer to a use of a part that has no value.
 pub(super) fn not_initialised(part: PartId) -> Error {
@@ -9,15 +9,6 @@ pub(super) fn not_initialised(part: PartId) -> Error {
         tensor: part.key.into(),
         what: format!("part {} of the parameter has no value, because no worker has initialised it", part.index),
         hint: "initialise the parameter on one worker first, and wait for it before others use it".to_owned(),
-    }
-}
-
-/// The answer to a use that is older than one that is known.
-pub(super) fn out_of_order(worker: WorkerId, round: Round, latest: Round) -> Error {
-    Error::Protocol {
-        peer: worker.to_string(),
-        field: "round".to_owned(),
-        problem: format!("is {}, and use {} of this worker came before", round.0, latest.0),
     }
 }
 
@@ -51,13 +42,6 @@ pub(super) fn brought_twice(part: PartId, worker: WorkerId, round: u64) -> Error
         ),
         hint: "tick the clock after each round, or add gradients up before pushing them".to_owned(),
     }
-}
-
-/// The end of an older exchange of a worker that has sent a newer one about the same part. The worker has given it up, unless the newer one is a
-/// straggler of a lost connection; therefore it is asked to try again and not told that it failed.
-pub(super) fn superseded() -> Error {
-    let (what, cause) = ("the exchange".to_owned(), "the same worker began it anew".to_owned());
-    Error::Unavailable { what, cause }
 }
 
 /// The answer to a use of a part whose memory a defect of the server has lost.

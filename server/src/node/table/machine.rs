@@ -16,6 +16,7 @@ use crate::node::budget::{Budget, check_parts};
 use crate::node::command::{AskedRows, Command, RowsStep, Served, Work};
 use crate::node::config::NodeConfig;
 use crate::node::membership::{Membership, Sender, Succession, rejection};
+use crate::node::refusals::{out_of_order, superseded};
 
 /// The machine. The parent module says what it decides.
 #[derive(Debug)]
@@ -227,11 +228,7 @@ impl Tables {
         let open: Vec<(ExchangeId, Round, bool)> =
             open.map(|(id, exchange)| (id, exchange.round, exchange.is_served)).collect();
         if let Some((_, latest, _)) = open.iter().find(|(_, of, _)| *of > round) {
-            return Err(Error::Protocol {
-                peer: sender.worker.to_string(),
-                field: "round".to_owned(),
-                problem: format!("is {}, and use {} of this worker came before", round.0, latest.0),
-            });
+            return Err(out_of_order(sender.worker, round, *latest));
         }
         for (exchange, of, is_served) in open {
             if !is_served || of == round {
@@ -303,10 +300,4 @@ impl Claim {
         let kind = TensorKind::Table { spec: self.spec };
         Declared { name: None, dtype: DType::F32, extent, kind, op: None, participants: &Participants::ALL }
     }
-}
-
-/// The end of an older exchange of a worker that has sent a newer one about the same part.
-fn superseded() -> Error {
-    let (what, cause) = ("the exchange".to_owned(), "the same worker began it anew".to_owned());
-    Error::Unavailable { what, cause }
 }

@@ -110,15 +110,13 @@ impl Rows {
         }
         let mut has_changed = false;
         for (id, row) in ids.iter().zip(out.chunks_exact_mut(dim)) {
-            let found = self.find(*id);
-            let place = match found {
-                Some(place) => Some(place),
+            let place = match self.find(*id) {
                 None if trains => {
                     let made = self.admit(*id);
                     has_changed |= made.is_some();
                     made
                 }
-                None => None,
+                found => found,
             };
             match place {
                 Some(place) => {
@@ -153,14 +151,12 @@ impl Rows {
         }
         self.uses = self.uses.wrapping_add(1);
         self.check_once(ids)?;
-        self.check_room(ids, |this, id| this.spec.admission.after == 1 && this.spec.admits(id))?;
+        self.check_room(ids, |this, id| this.gets_row_by_push(id))?;
         self.step = self.step.max(step);
         let at_step = self.rule.at(self.step);
         for (id, gradient) in ids.iter().zip(gradients.chunks_exact_mut(dim)) {
-            let found = self.find(*id);
-            let admitted = || self.spec.admission.after == 1 && self.spec.admits(*id);
-            let place = match found {
-                None if admitted() => Some(self.make(*id)),
+            let place = match self.find(*id) {
+                None if self.gets_row_by_push(*id) => Some(self.make(*id)),
                 found => found,
             };
             let Some(place) = place else {
@@ -301,6 +297,11 @@ impl Rows {
     fn rows_max(&self) -> Option<u64> {
         let (all, shards) = (self.spec.rows_max, u64::from(self.shards.count));
         (all > 0).then(|| (u128::from(all) * u128::from(shards)).div_ceil(u128::from(TableSpec::SHARDS)) as u64)
+    }
+
+    /// Whether an id without a row gets one by a push: if no number of pulls is due for it.
+    fn gets_row_by_push(&self, id: u64) -> bool {
+        self.spec.admission.after == 1 && self.spec.admits(id)
     }
 
     fn pulls_of(&self, id: u64) -> u32 {

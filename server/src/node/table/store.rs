@@ -16,6 +16,7 @@ use super::rows::{Counts, Rows};
 use crate::node::accumulator::SumResources;
 use crate::node::command::{AskedRows, RowsStep, Served};
 use crate::node::event::Event;
+use crate::node::refusals::out_of_order;
 
 /// The parts of tables of a lane.
 #[derive(Debug)]
@@ -174,7 +175,7 @@ impl Part {
         let done = self.ledger.get(node).filter(|_| header.action.changes());
         let repeated = match done {
             Some(done) if header.target.round < done.round => {
-                return Err(out_of_order(header.target.round, done.round));
+                return Err(out_of_order("the worker", header.target.round, done.round));
             }
             Some(done) if header.target.round == done.round => Some(done.counts),
             Some(_) | None => None,
@@ -291,10 +292,4 @@ fn send(
 /// The answer to a use of a part whose memory a defect of the server has lost.
 fn rows_lost(part: PartId) -> Error {
     Error::Internal { what: format!("the rows of part {} of table {} were lost", part.index, part.key) }
-}
-
-/// The answer to a use that is older than one that is known.
-fn out_of_order(round: Round, latest: Round) -> Error {
-    let problem = format!("is {}, and use {} of this worker came before", round.0, latest.0);
-    Error::Protocol { peer: "the worker".to_owned(), field: "round".to_owned(), problem }
 }
