@@ -48,8 +48,13 @@ __all__ = [
     "Cosine",
     "Lion",
     "Muon",
+    "PaddleAdagrad",
+    "PaddleAdam",
+    "PaddleSharedAdam",
+    "PaddleStdAdagrad",
     "Polynomial",
     "RMSprop",
+    "RowwiseAdagrad",
     "Rule",
     "Schedule",
     "SparseAdam",
@@ -305,3 +310,45 @@ class Muon(Rule):
     adjust_lr_fn: str | None = None
     """How the rate follows the shape: "original" (also None), "match_rms_adamw" or "spectral_unclamped"."""
     clip_value: float = 0.0
+
+
+@dataclass(frozen=True)
+class RowwiseAdagrad(Rule):
+    """Adagrad with one number for a whole row: the sum of the mean squares of its gradients. For `gradlane.tables` alone, as those below."""
+
+    lr: float = 1e-2
+    initial_accumulator_value: float = 0.0
+    eps: float = 1e-10
+    weight_decay: float = 0.0
+    clip_value: float = 0.0
+
+
+@dataclass(frozen=True)
+class PaddleAdagrad(Rule):
+    """`sparse_adagrad` of Paddle's tables: lr·g·sqrt(g0 / (g0 + sum)), with the sum before the step and one sum for a row.
+
+    Their `sparse_naive_sgd` is `SGD(lr=0.05)`, and their bounds of weights are `bound=` of the table.
+    """
+
+    lr: float = 0.05
+    initial_g2sum: float = 3.0
+    clip_value: float = 0.0
+
+
+@dataclass(frozen=True)
+class PaddleStdAdagrad(PaddleAdagrad):
+    """`std_adagrad` of Paddle's tables: the same with a sum for each element."""
+
+
+@dataclass(frozen=True)
+class PaddleAdam(Rule):
+    """`sparse_adam` of Paddle's tables: Adam where each row counts its own steps, and `eps` is not corrected."""
+
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    clip_value: float = 0.0
+
+
+@dataclass(frozen=True)
+class PaddleSharedAdam(PaddleAdam):
+    """`sparse_shared_adam` of Paddle's tables: the same with two moments for a row, the means of those of its elements."""

@@ -18,6 +18,7 @@ mod adagrad;
 mod adam;
 mod adamax;
 mod averages;
+mod by_row;
 mod compensation;
 mod lion;
 mod matrix;
@@ -100,6 +101,12 @@ fn rows(rule: &Rule) -> &'static [&'static str] {
         Optimizer::Muon => &["momentum_buffer", SCRATCH],
         Optimizer::Adagrad => &["sum"],
         Optimizer::Lion => &["exp_avg"],
+        // What they keep of a row is not kept of a part: see `row`.
+        Optimizer::RowwiseAdagrad
+        | Optimizer::PaddleAdagrad
+        | Optimizer::PaddleStdAdagrad
+        | Optimizer::PaddleAdam
+        | Optimizer::PaddleSharedAdam => &[],
         Optimizer::RmsProp => match (has("centered"), has("momentum")) {
             (false, false) => &["square_avg"],
             (false, true) => &["square_avg", "momentum_buffer"],
@@ -120,7 +127,12 @@ fn initial(rule: &Rule) -> f64 {
         | Optimizer::Adamax
         | Optimizer::Lion
         | Optimizer::Muon
-        | Optimizer::SparseAdam => 0.0,
+        | Optimizer::SparseAdam
+        | Optimizer::RowwiseAdagrad
+        | Optimizer::PaddleAdagrad
+        | Optimizer::PaddleStdAdagrad
+        | Optimizer::PaddleAdam
+        | Optimizer::PaddleSharedAdam => 0.0,
     }
 }
 

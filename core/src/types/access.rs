@@ -169,6 +169,10 @@ fn check_use(tensor: &TensorSpec, access: Access, rule: Option<Rule>, mode: Mode
             format!("{access} of a parameter that has no rule"),
             "declare it with a rule, on all workers, such as sgd:lr=0.1",
         ),
+        Some(rule) if rule.optimizer().is_of_rows() => refuse(
+            format!("rule {rule} of a parameter"),
+            "it changes rows of tables alone; give parameters another rule, such as adagrad or adam",
+        ),
         Some(rule) if !rule.changes(tensor.dtype) => refuse(
             format!("rule {rule} of a parameter of {}", tensor.dtype),
             "an optimizer changes floats; add to integers, or assign them",

@@ -139,9 +139,9 @@ impl Rule {
         self.keeps(Average::Ema) || self.keeps(Average::Window)
     }
 
-    /// Whether it can change elements of this type: floats.
+    /// Whether it can change parameters with elements of this type: floats, unless it changes rows of tables alone.
     pub const fn changes(&self, dtype: DType) -> bool {
-        dtype.is_float()
+        dtype.is_float() && !self.optimizer.is_of_rows()
     }
 
     /// How many settings travel.

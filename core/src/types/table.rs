@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::{Optimizer, PartId, Rule, Span};
+use super::{PartId, Rule, Span};
 use crate::error::{Error, Result};
 
 /// What servers do with the rows of a table. A declaration names it, and all workers declare the same one, to the bit.
@@ -214,7 +214,7 @@ impl TableSpec {
         if self.dim == 0 {
             return refuse(format!("table {self}: rows without elements"), "give dim, the elements of a row");
         }
-        if self.rule.optimizer() == Optimizer::Muon {
+        if self.rule.optimizer().is_of_matrices() {
             return refuse(
                 format!("table {self}: rule {} changes a matrix as a whole", self.rule.optimizer().name()),
                 "give a table a rule that changes each element by itself",

@@ -1,10 +1,11 @@
-//! Rules of single rows: what tables do. A row has its values, and beside them what the rule keeps of each, in one run of f32.
+//! Rules of single rows: what tables do. A row has its values, and behind them what the rule keeps of it, in one run of f32.
 
+use super::by_row::ByRow;
 use super::run::{ROWS_MAX, Run};
 use super::terms::Terms;
 use super::{initial, rows};
 use crate::reduce::kernels::{Kernels, Loops};
-use crate::types::{DType, Rule};
+use crate::types::Rule;
 
 /// A rule that changes rows of f32 by gradients.
 #[derive(Clone, Copy, Debug)]
@@ -18,7 +19,13 @@ pub struct RowRule {
 /// A rule at one of its steps.
 pub struct RowStep {
     rule: RowRule,
-    terms: Terms<f32>,
+    formula: Formula,
+}
+
+enum Formula {
+    /// Each element by itself, as of a parameter.
+    ByElement(Terms<f32>),
+    ByRow(ByRow),
 }
 
 impl RowRule {
@@ -27,13 +34,17 @@ impl RowRule {
     /// # Panics
     /// If the rule changes matrices as a whole.
     pub fn new(rule: Rule, dim: usize, bound: Option<f32>, kernels: Kernels) -> Self {
-        assert!(rule.changes(DType::F32) && !rule.optimizer().is_of_matrices(), "checked when the table was declared");
+        assert!(!rule.optimizer().is_of_matrices(), "checked when the table was declared");
         Self { rule, dim, bound, kernels }
     }
 
     /// The elements of a row, with what the rule keeps beside its values.
     pub fn len(&self) -> usize {
-        self.dim * (1 + rows(&self.rule).len())
+        let kept = match self.rule.optimizer().is_of_rows() {
+            true => ByRow::kept(&self.rule, self.dim),
+            false => self.dim * rows(&self.rule).len(),
+        };
+        self.dim + kept
     }
 
     /// Whether a row has no elements.
@@ -43,12 +54,20 @@ impl RowRule {
 
     /// Writes what the rule keeps of a row that it has not changed yet. The values are the caller's.
     pub fn begin(&self, row: &mut [f32]) {
-        row[self.dim..].fill(initial(&self.rule) as f32);
+        let kept = &mut row[self.dim..];
+        match self.rule.optimizer().is_of_rows() {
+            true => ByRow::begin(&self.rule, kept),
+            false => kept.fill(initial(&self.rule) as f32),
+        }
     }
 
     /// The rule at a step, which `before` steps precede.
     pub fn at(self, before: u64) -> RowStep {
-        RowStep { terms: Terms::at(&self.rule, before + 1, before), rule: self }
+        let formula = match self.rule.optimizer().is_of_rows() {
+            true => Formula::ByRow(ByRow::at(&self.rule, before)),
+            false => Formula::ByElement(Terms::at(&self.rule, before + 1, before)),
+        };
+        RowStep { formula, rule: self }
     }
 }
 
@@ -61,13 +80,13 @@ impl RowStep {
         let RowRule { dim, bound, kernels, .. } = self.rule;
         assert_eq!((row.len(), gradient.len()), (self.rule.len(), dim), "a row of the table");
         let (values, kept) = row.split_at_mut(dim);
-        kernels.vectorise(Change { terms: &self.terms, values, gradient, kept, bound });
+        kernels.vectorise(Change { formula: &self.formula, values, gradient, kept, bound });
     }
 }
 
 /// The loops over a row.
 struct Change<'a> {
-    terms: &'a Terms<f32>,
+    formula: &'a Formula,
     values: &'a mut [f32],
     gradient: &'a mut [f32],
     kept: &'a mut [f32],
@@ -79,12 +98,17 @@ impl Loops for Change<'_> {
 
     #[inline(always)]
     fn run(self) {
-        let Self { terms, values, gradient, kept, bound } = self;
-        let mut rows: [&mut [f32]; ROWS_MAX] = Default::default();
-        for (row, of_row) in rows.iter_mut().zip(kept.chunks_exact_mut(values.len())) {
-            *row = of_row;
+        let Self { formula, values, gradient, kept, bound } = self;
+        match formula {
+            Formula::ByElement(terms) => {
+                let mut rows: [&mut [f32]; ROWS_MAX] = Default::default();
+                for (row, of_row) in rows.iter_mut().zip(kept.chunks_exact_mut(values.len())) {
+                    *row = of_row;
+                }
+                terms.change(Run { values: &mut *values, gradients: gradient, rows });
+            }
+            Formula::ByRow(formula) => formula.change(values, gradient, kept),
         }
-        terms.change(Run { values: &mut *values, gradients: gradient, rows });
         if let Some(bound) = bound {
             values.iter_mut().for_each(|value| *value = value.clamp(-bound, bound));
         }
@@ -95,6 +119,7 @@ impl Loops for Change<'_> {
 mod tests {
     use super::*;
     use crate::reduce::OptimizerState;
+    use crate::types::DType;
 
     #[test]
     fn a_row_changes_as_a_part_of_a_parameter_does() {

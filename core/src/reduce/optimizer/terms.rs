@@ -46,12 +46,7 @@ impl<R: Real> Terms<R> {
         let decay = match rule.optimizer() {
             _ if decay == 0.0 => Decay::Not,
             Optimizer::AdamW | Optimizer::Lion | Optimizer::Muon => Decay::Apart(R::of(1.0 - rate * decay)),
-            Optimizer::Sgd
-            | Optimizer::Adam
-            | Optimizer::SparseAdam
-            | Optimizer::Adagrad
-            | Optimizer::RmsProp
-            | Optimizer::Adamax => Decay::InGradient(R::of(decay)),
+            _ => Decay::InGradient(R::of(decay)),
         };
         let formula = match rule.optimizer() {
             Optimizer::Sgd => Formula::Sgd(Sgd::at(rule, rate, step)),
@@ -62,6 +57,11 @@ impl<R: Real> Terms<R> {
             Optimizer::Adamax => Formula::Adamax(Adamax::at(rule, rate, step)),
             Optimizer::Lion => Formula::Lion(Lion::of(rule, rate)),
             Optimizer::Muon => Formula::Muon(Muon::of(rate)),
+            Optimizer::RowwiseAdagrad
+            | Optimizer::PaddleAdagrad
+            | Optimizer::PaddleStdAdagrad
+            | Optimizer::PaddleAdam
+            | Optimizer::PaddleSharedAdam => unreachable!("they are `by_row`"),
         };
         Self { bound: Some(R::of(bound)).filter(|_| bound > 0.0), decay, formula }
     }

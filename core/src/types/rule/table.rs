@@ -22,6 +22,16 @@ pub enum Optimizer {
     Muon = 8,
     /// Adam as PyTorch's `SparseAdam` has it: `eps` is added to the root before it is corrected.
     SparseAdam = 9,
+    /// Adagrad with one sum for a row of a table: the mean of the squares of its elements.
+    RowwiseAdagrad = 10,
+    /// Adagrad of a row as Paddle's sparse tables have it: `sparse_adagrad`.
+    PaddleAdagrad = 11,
+    /// The same with a sum for each element: `std_adagrad`.
+    PaddleStdAdagrad = 12,
+    /// Adam of a row with its own number of steps, as Paddle's sparse tables have it: `sparse_adam`.
+    PaddleAdam = 13,
+    /// The same with two moments for the whole row: `sparse_shared_adam`.
+    PaddleSharedAdam = 14,
 }
 
 /// How the learning rate follows the number of steps before. The discriminants are wire codes and never change.
@@ -115,9 +125,16 @@ const fn steps(name: &'static str) -> Setting {
 const CLIP_VALUE: Setting = not_negative("clip_value", 0.0);
 const WEIGHT_DECAY: Setting = not_negative("weight_decay", 0.0);
 
+/// The settings of Adam as Paddle's sparse tables have it.
+const OF_PADDLE_ADAM: [Setting; 5] =
+    [not_negative("lr", 1e-3), share("beta1", 0.9), share("beta2", 0.999), positive("eps", 1e-8), CLIP_VALUE];
+
+/// The settings of Adagrad as Paddle's sparse tables have it.
+const OF_PADDLE_ADAGRAD: [Setting; 3] = [not_negative("lr", 0.05), positive("initial_g2sum", 3.0), CLIP_VALUE];
+
 /// To add an optimizer, add a variant above, a row here, and its arithmetic to [`reduce::optimizer`](crate::reduce::optimizer). Defaults are
-/// those of PyTorch.
-pub(super) const TABLE: [Row; 9] = [
+/// those of PyTorch, and of Paddle for its own.
+pub(super) const TABLE: [Row; 14] = [
     Row {
         optimizer: Optimizer::Sgd,
         name: "sgd",
@@ -221,6 +238,21 @@ pub(super) const TABLE: [Row; 9] = [
             CLIP_VALUE,
         ],
     },
+    Row {
+        optimizer: Optimizer::RowwiseAdagrad,
+        name: "rowwiseadagrad",
+        settings: &[
+            not_negative("lr", 1e-2),
+            not_negative("initial_accumulator_value", 0.0),
+            positive("eps", 1e-10),
+            WEIGHT_DECAY,
+            CLIP_VALUE,
+        ],
+    },
+    Row { optimizer: Optimizer::PaddleAdagrad, name: "paddleadagrad", settings: &OF_PADDLE_ADAGRAD },
+    Row { optimizer: Optimizer::PaddleStdAdagrad, name: "paddlestdadagrad", settings: &OF_PADDLE_ADAGRAD },
+    Row { optimizer: Optimizer::PaddleAdam, name: "paddleadam", settings: &OF_PADDLE_ADAM },
+    Row { optimizer: Optimizer::PaddleSharedAdam, name: "paddlesharedadam", settings: &OF_PADDLE_ADAM },
 ];
 
 /// How Muon's learning rate follows the shape: the names of PyTorch, in the order in which they travel.
@@ -264,7 +296,7 @@ pub(super) const OF_AVERAGES: [(&str, &str); 3] =
 
 impl Optimizer {
     /// All of them, in the order of their codes.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 14] = [
         Self::Sgd,
         Self::Adam,
         Self::AdamW,
@@ -274,6 +306,11 @@ impl Optimizer {
         Self::Lion,
         Self::Muon,
         Self::SparseAdam,
+        Self::RowwiseAdagrad,
+        Self::PaddleAdagrad,
+        Self::PaddleStdAdagrad,
+        Self::PaddleAdam,
+        Self::PaddleSharedAdam,
     ];
 
     pub(super) fn row(self) -> &'static Row {
@@ -294,6 +331,26 @@ impl Optimizer {
     /// Whether it changes a matrix as a whole, and not each element by itself.
     pub const fn is_of_matrices(self) -> bool {
         matches!(self, Self::Muon)
+    }
+
+    /// Whether it changes rows of tables alone: of each it keeps numbers that parameters do not have.
+    pub const fn is_of_rows(self) -> bool {
+        match self {
+            Self::RowwiseAdagrad
+            | Self::PaddleAdagrad
+            | Self::PaddleStdAdagrad
+            | Self::PaddleAdam
+            | Self::PaddleSharedAdam => true,
+            Self::Sgd
+            | Self::Adam
+            | Self::AdamW
+            | Self::Adagrad
+            | Self::RmsProp
+            | Self::Adamax
+            | Self::Lion
+            | Self::Muon
+            | Self::SparseAdam => false,
+        }
     }
 
     /// The names of its settings, the common ones behind its own.
