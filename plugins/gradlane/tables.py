@@ -9,8 +9,19 @@
 
 An id is any number of 64 bits. It has no row before it is used: a *pull* gives it one, whose first values follow from the
 table's seed and the id alone, whatever servers there are. `look` reads rows without making any, for evaluation. A *push*
-changes rows by the table's rule; gradients of one id are added up first. No call waits for another worker, each change is
-made exactly once, also if a connection breaks, and the uses of one table by one worker come one after the other.
+changes rows by the table's rule; gradients of one id are added up first. Each change is made exactly once, also if a connection
+breaks, and the uses of one table by one worker come one after the other.
+
+The mode of a table says who waits for whom:
+
+| mode | a push | waits |
+|---|---|---|
+| `modes.Async()` | is done when it comes | nobody |
+| `modes.SSP(bound)` | is done when it comes | a pull of a worker that has pushed more than `bound` times more often than the slowest |
+| `modes.Sync()` | is done with those of all workers: their mean, or with `merge="sum"` their sum, makes one step of each row | each push, for one of every worker |
+
+With the last two every worker pushes at each step, if only no ids; who does not is waited for until the step times out. Gradients
+for an id that only some workers have are divided by the number of all of them too. A worker that is lost is waited for no more.
 
 The rows are spread over all servers. All workers make the table with the same arguments; who gives others hears of both in
 a `MismatchError`. Rules that follow the steps of the training, such as Adam, take the steps that `push` is told; without
@@ -29,7 +40,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar
 
-from gradlane import _core, _session, rules
+from gradlane import _core, _session, modes, rules
 from gradlane._arguments import check_name, check_priority, check_timeout
 from gradlane._buffers import Buffer
 from gradlane.errors import InvalidArgumentError
@@ -109,7 +120,10 @@ class Table:
         share: float = 1.0,
         rows: int = 0,
         full: Literal["refuse", "evict"] = "refuse",
+        ttl: int = 0,
         bound: float = 0.0,
+        mode: modes.Mode = modes.Async(),
+        compression: Literal["none", "bf16", "fp16", "int8"] = "none",
     ) -> None:
         """Describes a table. Servers hear of it with its first use.
 
@@ -127,19 +141,26 @@ class Table:
             rows: the most rows over all servers, of which each has its share; 0 for as many as their memory holds.
             full: what a full table does: "refuse" fails a use that needs more rows, which changes nothing then; "evict"
                 lets a row go that was not used for long.
+            ttl: a row goes that no worker has pulled or pushed to for more steps than this; 0 for never. Steps are those of
+                `push`.
             bound: values are clamped to plus or minus this after each step; 0 for no bound.
+            mode: who waits for whom; see above. `modes.Async()`, `modes.SSP(bound)` or `modes.Sync()`.
+            compression: how rows and gradients travel, each rounded to the nearest number of its kind: "int8" has one scale for
+                a row. What the rounding leaves out is not made up for. Servers keep float32.
         Raises:
             InvalidArgumentError: an argument is not what it should be; it is named.
         """
         check_name(name)
         self.name, self.dim = name, dim
         settings: dict[str, Any] = {"dim": dim, "init": init, "scale": scale, "seed": seed, "after": after, "share": share}
-        settings |= {"rows": rows, "full": full, "bound": bound}
+        settings |= {"rows": rows, "full": full, "ttl": ttl, "bound": bound, "codec": compression, **_turns(mode)}
         said = ",".join(f"{setting}={value}" for setting, value in settings.items())
         text = rules.text_of(rule)
         if text is None:
             raise InvalidArgumentError("rule=None; a table needs a rule, such as rules.SGD(lr=0.1)")
         self._text = _core.table_text(f"{text};{said}")
+        self.waits = not isinstance(mode, modes.Async)
+        """Whether workers wait for each other, so that each pushes at each step, if only no ids."""
         self._pushes = 0
         self._counting = threading.Lock()
 
@@ -221,7 +242,13 @@ class Table:
         return Pending(native, lambda: None)
 
     def shrink(
-        self, *, decay: float = 1.0, min_score: float = 0.0, max_idle: int | None = None, timeout: float | None = None
+        self,
+        *,
+        decay: float = 1.0,
+        min_score: float = 0.0,
+        max_idle: int | None = None,
+        floor: int = 0,
+        timeout: float | None = None,
     ) -> Counts:
         """Remove rows that are not worth their place, on all servers.
 
@@ -231,11 +258,16 @@ class Table:
             decay: the scores of all rows are multiplied by this first, from 0 to 1.
             min_score: rows with a lower score go.
             max_idle: rows that are idle for more steps go; None for none of them.
+            floor: so many rows stay in any case, over all servers, of which each has its share: those of the highest scores.
             timeout: as for `pull`.
         Returns:
             What was scanned, evicted and is left.
         """
-        bounds = (float(decay), float(min_score), (1 << 64) - 1 if max_idle is None else max_idle)
+        most = (1 << 64) - 1
+        for name, number in (("max_idle", most if max_idle is None else max_idle), ("floor", floor)):
+            if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= most:
+                raise InvalidArgumentError(f"{name}={number!r}; give a whole number, 0 or above")
+        bounds = (float(decay), float(min_score), most if max_idle is None else max_idle, floor)
         return self._count("shrink", bounds, timeout)
 
     def stats(self, *, timeout: float | None = None) -> Counts:
@@ -261,7 +293,7 @@ class Table:
 
         return Pending(native, finish)
 
-    def _count(self, action: str, bounds: tuple[float, float, int], timeout: float | None) -> Counts:
+    def _count(self, action: str, bounds: tuple[float, float, int, int], timeout: float | None) -> Counts:
         native = self._begin(action, None, None, self._pushes, 0, timeout, bounds)
         native.wait(timeout)
         return Counts(*native.counts())
@@ -274,7 +306,7 @@ class Table:
         step: int,
         priority: int,
         timeout: float | None,
-        bounds: tuple[float, float, int] | None = None,
+        bounds: tuple[float, float, int, int] | None = None,
     ) -> _core.Rows:
         check_timeout(timeout)
         if isinstance(step, bool) or not isinstance(step, int) or not 0 <= step < 1 << 48:
@@ -284,7 +316,21 @@ class Table:
         return _core.use_rows(_session.session(), asked, ids_at, gradients_at)
 
 
-_KEEP = (1.0, 0.0, (1 << 64) - 1)
+def _turns(mode: object) -> dict[str, Any]:
+    """The settings of a mode."""
+    match mode:
+        case modes.Async(max_staleness=None, compensate=None):
+            return {}
+        case modes.SSP(max_staleness=None, compensate=None):
+            return {"mode": "ssp", "ahead": mode.bound}
+        case modes.Sync():
+            return {"mode": "sync", "merge": mode.merge}
+    raise InvalidArgumentError(
+        f"mode={mode!r}; a table has modes.Async(), modes.SSP(bound) and modes.Sync(), without a staleness and without compensation"
+    )
+
+
+_KEEP = (1.0, 0.0, (1 << 64) - 1, 0)
 """The bounds of a shrink that removes nothing."""
 
 

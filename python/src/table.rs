@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use gradlane_core::engine::{RowsHandle, RowsUse, ShrinkBounds};
-use gradlane_core::types::{Effect, Priority, RowAction, TableSpec, TensorSpec};
+use gradlane_core::engine::{RowsHandle, RowsUse};
+use gradlane_core::types::{Effect, Priority, RowAction, ShrinkBounds, TableSpec, TensorSpec};
 use gradlane_core::{Error, Result};
 use pyo3::prelude::*;
 
@@ -24,7 +24,7 @@ struct Kept {
 
 /// What a use says beside its memory: the name of the table and its text, the action, the step, the bounds of a shrink, the priority and the
 /// timeout.
-type Asked = (String, String, String, u64, (f64, f64, u64), i32, Option<f64>);
+type Asked = (String, String, String, u64, (f64, f64, u64, u64), i32, Option<f64>);
 
 /// The text of a table as workers compare it.
 ///
@@ -70,7 +70,7 @@ unsafe fn numbers<'a, T>((address, len): Numbers) -> &'a [T] {
 }
 
 fn begin(session: &gradlane_session::Session, asked: Asked, ids: &[u64], gradients: &[f32]) -> Result<Rows> {
-    let (name, spec, action, step, (decay, min_score, max_idle), priority, timeout) = asked;
+    let (name, spec, action, step, (decay, min_score, max_idle, floor), priority, timeout) = asked;
     let spec: TableSpec = spec.parse()?;
     let found = RowAction::ALL.into_iter().find(|of| of.to_string() == action);
     let action = found.ok_or_else(|| Error::Internal { what: format!("there is no use {action} of a table") })?;
@@ -80,11 +80,11 @@ fn begin(session: &gradlane_session::Session, asked: Asked, ids: &[u64], gradien
         step,
         ids,
         gradients,
-        bounds: ShrinkBounds { decay, min_score, max_idle },
+        bounds: ShrinkBounds { decay, min_score, max_idle, floor },
         priority: Priority(priority),
         timeout: timeout.map(duration),
     };
-    let numbers = usize::try_from(action.got_bytes(ids.len() as u64, spec.dim) / 4).expect("in memory");
+    let numbers = if action.brings_rows() { ids.len() * usize::try_from(spec.dim).expect("DIM_MAX") } else { 0 };
     Ok(Rows(Own::new(Kept { rows: session.use_rows(asked)?, numbers })))
 }
 

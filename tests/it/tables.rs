@@ -5,9 +5,9 @@ use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 
 use gradlane_core::Error;
-use gradlane_core::engine::{Engine, RowCounts, RowsUse, ShrinkBounds};
+use gradlane_core::engine::{Engine, RowCounts, RowsUse};
 use gradlane_core::error::Result;
-use gradlane_core::types::{Priority, RowAction, TensorSpec};
+use gradlane_core::types::{Priority, RowAction, ShrinkBounds, TensorSpec};
 use gradlane_tests::cluster::{Cluster, PATIENCE, all};
 use gradlane_tests::matrix;
 use gradlane_tests::over::Over;

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 import gradlane  # noqa: E402
 import gradlane.torch as gl  # noqa: E402
 from children import fork, refused  # noqa: E402
-from gradlane import rules  # noqa: E402
+from gradlane import modes, rules  # noqa: E402
 from gradlane.errors import InvalidArgumentError, MismatchError, NotFiniteError, UnsupportedError  # noqa: E402
 from gradlane.tables import Table  # noqa: E402
 from torch import nn  # noqa: E402
@@ -156,6 +156,30 @@ def test_each_gradient_of_all_workers_counts_once():
     total = gl.push_pull(mine, "what all have counted", op=gradlane.Sum)
     assert torch.equal(rows_of(module), -total[:, None].expand(IDS, DIM))
     gl.barrier("all have looked")
+
+
+@pytest.mark.parametrize("kind", [gl.Embedding, gl.EmbeddingBag])
+def test_workers_that_wait_for_each_other_train_as_one_process_with_all_batches(kind):
+    is_bag = kind is gl.EmbeddingBag
+    mode = {"table_mode" if is_bag else "mode": modes.Sync()}
+    module = kind(IDS, DIM, name=f"together {is_bag}", rule=rules.Adagrad(lr=0.1), **mode)
+    peer = peer_of(module, nn.EmbeddingBag if is_bag else nn.Embedding, sparse=True)
+    optimizers = gl.TableOptimizer(module), torch.optim.Adagrad(peer.parameters(), lr=0.1)
+    for step in range(STEPS):
+        optimizers[1].zero_grad()
+        for rank in range(gradlane.size()):
+            draw = torch.Generator().manual_seed(1000 * rank + step)
+            # At some steps a worker has no ids.
+            ids = torch.randint(IDS, (step % 5 * (rank + 1), 2), generator=draw)
+            for one in (module, peer) if rank == gradlane.rank() else (peer,):
+                if ids.numel():
+                    loss = (one(ids) - rank).square().sum()
+                    (loss if one is module else loss / gradlane.size()).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+    gl.barrier(f"trained together {is_bag}")
+    torch.testing.assert_close(rows_of(module), peer.weight.detach(), atol=1e-6, rtol=1e-5)
+    gl.barrier(f"compared together {is_bag}")
 
 
 def test_an_evaluation_makes_no_rows_and_leaves_no_gradients():

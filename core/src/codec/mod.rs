@@ -65,6 +65,7 @@ mod dithering;
 mod lossless;
 mod onebit;
 mod randomk;
+mod rows;
 mod topk;
 
 #[cfg(any(test, feature = "testing"))]
@@ -80,6 +81,7 @@ pub use interface::{BodyBytes, Codec, Coding, Malformed, Refusal, Unit};
 pub use lossless::Lossless;
 pub use onebit::OneBit;
 pub use randomk::RandomK;
+pub use rows::RowCodec;
 pub use tools::{Seed, Tools, Workspace};
 pub use topk::TopK;
 

@@ -85,6 +85,6 @@ pub use local::reduce_alone;
 pub use local_finite::FiniteCheck;
 pub use memory::Memory;
 pub use metrics::Metrics;
-pub use rows::{RowCounts, RowsHandle, RowsUse, ShrinkBounds};
+pub use rows::{RowCounts, RowsHandle, RowsUse};
 pub use shared::ChangeLog;
 pub use trace::{Thread, Timeline};

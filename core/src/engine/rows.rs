@@ -9,13 +9,15 @@ use super::asked::Asked;
 use super::driver::Engine;
 use super::handle::Handle;
 use super::submit::HERE_BYTES_MAX;
+use crate::codec::RowCodec;
 use crate::error::{Error, Result};
-use crate::mem::borrow::{self, OwnedBytes, Staging};
-use crate::mem::{Copies, Pool};
+use crate::mem::borrow::{self, Staging};
+use crate::mem::{Copies, Lease, Pool};
 use crate::pipeline::Stage;
+use crate::reduce::Kernels;
 use crate::types::{
-    Demand, Effect, Epoch, PartId, Priority, Round, RowAction, RowsCut, Shards, Span, TableSpec, TensorSpec, Version,
-    WorkerId,
+    Demand, Effect, Epoch, PartId, Priority, Round, RowAction, RowsCut, Shards, ShrinkBounds, Span, TableSpec,
+    TensorSpec, Version, WorkerId,
 };
 use crate::wire::{Rows, Target};
 
@@ -40,22 +42,6 @@ pub struct RowsUse<'a> {
     pub timeout: Option<Duration>,
 }
 
-/// What a shrink removes, after the scores of all rows were multiplied by `decay`.
-#[derive(Clone, Copy, PartialEq, Debug)]
-pub struct ShrinkBounds {
-    /// From 0 to 1.
-    pub decay: f64,
-    /// Rows with a lower score go.
-    pub min_score: f64,
-    /// Rows that were not pushed to, nor pulled for training, for more steps than this go.
-    pub max_idle: u64,
-}
-
-impl ShrinkBounds {
-    /// Nothing goes.
-    pub const KEEP: Self = Self { decay: 1.0, min_score: 0.0, max_idle: u64::MAX };
-}
-
 /// A use of a table that was begun, and what came back once its handle has resolved.
 pub struct RowsHandle {
     handle: Handle,
@@ -63,6 +49,7 @@ pub struct RowsHandle {
     /// For each id that was asked for, which row of the answer is its own.
     places: Vec<u32>,
     dim: usize,
+    codec: RowCodec,
     counts: usize,
 }
 
@@ -85,7 +72,7 @@ pub struct RowCounts {
 
 /// The bodies of a use, as they travel.
 struct Packed {
-    body: Vec<u8>,
+    body: Lease,
     cuts: Vec<RowsCut>,
     places: Vec<u32>,
     answer_bytes: usize,
@@ -104,9 +91,11 @@ impl Engine {
         let spec = asked.tensor.kind.table().expect("checked just now");
         asked.check(&spec, &self.rank().to_string())?;
         self.stages.start(&[Stage::Push])?;
-        let packed = asked.packed(&spec, &self.parts_of_table(&asked.tensor, asked.timeout)?)?;
+        let (parts, codec) =
+            (self.parts_of_table(&asked.tensor, asked.timeout)?, RowCodec::of(&spec, self.shared.wire.kernels));
+        let packed = asked.packed(&spec, &parts, codec, |bytes| self.shared.wire.lease(bytes as u64, false))?;
         let Packed { body, cuts, places, answer_bytes } = packed;
-        let source = Arc::new(OwnedBytes::new(body));
+        let source = Arc::new(Staging::new(body));
         let answer = Arc::new(Staging::new(self.shared.wire.lease(answer_bytes as u64, false)));
         let RowsUse { tensor, action, priority, timeout, .. } = asked;
         let counts = if action.has_ids() { 0 } else { cuts.len() };
@@ -121,7 +110,7 @@ impl Engine {
         };
         let lent = (source, Arc::clone(&answer));
         let handle = self.submit(begun, HERE_BYTES_MAX, &|| {}, move |_| drop(lent))?;
-        Ok(RowsHandle { handle, answer, places, dim: usize::try_from(spec.dim).expect("a few"), counts })
+        Ok(RowsHandle { handle, answer, places, dim: usize::try_from(spec.dim).expect("a few"), codec, counts })
     }
 
     /// The parts of a table with their shards. Declares it, if this worker has not done so.
@@ -147,7 +136,9 @@ impl RowsUse<'_> {
         let spec = self.tensor.kind.table().expect("checked just now");
         self.check(&spec, &WorkerId(0).to_string())?;
         let part = PartId { key: self.tensor.key(), index: 0 };
-        let Packed { body, cuts, places, answer_bytes } = self.packed(&spec, &[(part, Shards::ALL)])?;
+        let codec = RowCodec::of(&spec, Kernels::detect());
+        let packed = self.packed(&spec, &[(part, Shards::ALL)], codec, |bytes| Pool::new().lease(bytes))?;
+        let Packed { body, cuts, places, answer_bytes } = packed;
         let header = Rows {
             target: Target { epoch: Epoch::default(), part, round: Round(id) },
             action: self.action,
@@ -165,7 +156,8 @@ impl RowsUse<'_> {
         });
         let counts = if self.action.has_ids() { 0 } else { 1 };
         let dim = usize::try_from(spec.dim).expect("a few");
-        Ok(RowsHandle { handle: Handle::used(id, used), answer: Arc::new(Staging::new(answer)), places, dim, counts })
+        let (handle, answer) = (Handle::used(id, used), Arc::new(Staging::new(answer)));
+        Ok(RowsHandle { handle, answer, places, dim, codec, counts })
     }
 
     fn check(&self, spec: &TableSpec, rank: &str) -> Result<()> {
@@ -199,7 +191,13 @@ impl RowsUse<'_> {
     }
 
     /// Cuts the use for these parts.
-    fn packed(&self, spec: &TableSpec, parts: &[(PartId, Shards)]) -> Result<Packed> {
+    fn packed(
+        &self,
+        spec: &TableSpec,
+        parts: &[(PartId, Shards)],
+        codec: RowCodec,
+        lease: impl FnOnce(usize) -> Lease,
+    ) -> Result<Packed> {
         let Distinct { ids, places: of_asked } = Distinct::of(self.ids);
         let mut part_of_shard = [0_u16; TableSpec::SHARDS as usize];
         for (index, (_, Shards { first, count })) in parts.iter().enumerate() {
@@ -213,39 +211,66 @@ impl RowsUse<'_> {
         // For each part the next row of its answer, and where its ids and its gradients begin in the body.
         let mut next: Vec<(u64, usize, usize)> = Vec::with_capacity(parts.len());
         for ((part, _), count) in parts.iter().zip(&counts) {
-            let [bytes, back] = [self.action.sent_bytes(*count, spec.dim), self.action.got_bytes(*count, spec.dim)];
+            let [bytes, back] = [self.action.sent_bytes(*count, spec), self.action.got_bytes(*count, spec)];
             check_bytes(&self.tensor.name, bytes.max(back))?;
             let [of_sent, of_got] = [(sent, bytes), (got, back)].map(|(offset, bytes)| Span { offset, bytes });
             cuts.push(RowsCut { part: *part, ids: *count, sent: of_sent, got: of_got });
             next.push((rows, sent as usize, (sent + 8 * count) as usize));
             (sent, got, rows) = (sent + bytes, got + back, rows + count);
         }
-        let mut body = vec![0; sent as usize];
-        let row_bytes = 4 * spec.dim as usize;
+        let mut body = lease(sent as usize);
         // Of each distinct id, its row in the answer and where its gradient is.
         let mut of_distinct = Vec::with_capacity(ids.len());
         for id in &ids {
             let (row, id_at, gradient_at) = &mut next[part_of(*id)];
             body[*id_at..].as_chunks_mut().0[0] = id.to_le_bytes();
             of_distinct.push((u32::try_from(*row).expect("at most IDS_MAX"), *gradient_at));
-            (*row, *id_at, *gradient_at) = (*row + 1, *id_at + 8, *gradient_at + row_bytes);
+            (*row, *id_at, *gradient_at) = (*row + 1, *id_at + 8, *gradient_at + codec.row_bytes());
         }
         if self.action == RowAction::Push {
-            for (place, gradient) in of_asked.iter().zip(self.gradients.chunks_exact(spec.dim as usize)) {
-                let (_, at) = of_distinct[*place as usize];
-                for (sum, number) in body[at..at + row_bytes].as_chunks_mut().0.iter_mut().zip(gradient) {
-                    *sum = (f32::from_le_bytes(*sum) + number).to_le_bytes();
-                }
+            let dim = spec.dim as usize;
+            let sums = Sums::of(self.gradients, &of_asked, ids.len(), dim);
+            for (sum, (_, at)) in sums.rows(dim).zip(&of_distinct) {
+                codec.write(sum, &mut body[*at..][..codec.row_bytes()]);
             }
         } else if self.action == RowAction::Shrink {
-            let ShrinkBounds { decay, min_score, max_idle } = self.bounds;
-            let bounds = [decay.to_bits(), min_score.to_bits(), max_idle];
+            let ShrinkBounds { decay, min_score, max_idle, floor } = self.bounds;
+            let bounds = [decay.to_bits(), min_score.to_bits(), max_idle, floor];
             for (at, to) in body.as_chunks_mut().0.iter_mut().enumerate() {
                 *to = bounds[at % bounds.len()].to_le_bytes();
             }
         }
         let places = of_asked.iter().map(|place| of_distinct[*place as usize].0).collect();
         Ok(Packed { body, cuts, places, answer_bytes: got as usize })
+    }
+}
+
+/// The gradients of distinct ids.
+enum Sums<'a> {
+    /// As they were given, because no id comes twice.
+    Given(&'a [f32]),
+    Added(Vec<f32>),
+}
+
+impl<'a> Sums<'a> {
+    /// Adds up the gradients of each of `count` ids, where `places` says which one each gradient is of.
+    fn of(given: &'a [f32], places: &[u32], count: usize, dim: usize) -> Self {
+        if places.len() == count {
+            return Self::Given(given);
+        }
+        let mut sums = vec![0.0; count * dim];
+        for (place, gradient) in places.iter().zip(given.chunks_exact(dim)) {
+            let sum = &mut sums[*place as usize * dim..][..dim];
+            sum.iter_mut().zip(gradient).for_each(|(sum, number)| *sum += number);
+        }
+        Self::Added(sums)
+    }
+
+    fn rows(&self, dim: usize) -> std::slice::ChunksExact<'_, f32> {
+        match self {
+            Self::Given(given) => given.chunks_exact(dim),
+            Self::Added(sums) => sums.chunks_exact(dim),
+        }
     }
 }
 
@@ -304,10 +329,9 @@ impl RowsHandle {
     pub fn read_rows(&self, rows: &mut [f32]) {
         assert_eq!(rows.len(), self.places.len() * self.dim, "a row for each id");
         self.read(|answer| {
-            let (numbers, _) = answer.as_chunks::<4>();
+            let row_bytes = self.codec.row_bytes();
             for (row, place) in rows.chunks_exact_mut(self.dim).zip(&self.places) {
-                let from = &numbers[*place as usize * self.dim..][..self.dim];
-                row.iter_mut().zip(from).for_each(|(to, from)| *to = f32::from_le_bytes(*from));
+                self.codec.read(&answer[*place as usize * row_bytes..][..row_bytes], row);
             }
         });
     }
@@ -340,8 +364,7 @@ mod tests {
         let ids = [7, 3, 7, 900, 3, 7];
         let gradients: Vec<f32> = (0..12).map(|number| number as f32).collect();
         let asked = RowsUse { action: RowAction::Push, ids: &ids, gradients: &gradients, ..of("sgd;dim=2") };
-        let Packed { body, cuts, places, answer_bytes } =
-            asked.packed(&"sgd;dim=2".parse().unwrap(), &parts()).unwrap();
+        let Packed { body, cuts, places, answer_bytes } = packed(&asked, "sgd;dim=2");
         assert_eq!((answer_bytes, body.len()), (0, 3 * (8 + 8)));
         assert_eq!(places.len(), ids.len());
         let mut found = Vec::new();
@@ -363,8 +386,7 @@ mod tests {
     fn the_answer_is_read_in_the_order_of_the_ids() {
         let ids: Vec<u64> = (0..100).chain(0..50).collect();
         let asked = RowsUse { action: RowAction::Pull, ids: &ids, ..of("sgd;dim=1") };
-        let Packed { body, cuts, places, answer_bytes } =
-            asked.packed(&"sgd;dim=1".parse().unwrap(), &parts()).unwrap();
+        let Packed { body, cuts, places, answer_bytes } = packed(&asked, "sgd;dim=1");
         assert_eq!((answer_bytes, body.len()), (400, 800));
         // What the parts are asked for, in the order in which their answers lie.
         let sent: Vec<u64> = cuts
@@ -388,6 +410,12 @@ mod tests {
         assert!(matches!(odd.check(&spec, "worker 0"), Err(Error::NotFinite { .. })));
         let rising = ShrinkBounds { decay: 1.5, ..ShrinkBounds::KEEP };
         assert!(refused(RowsUse { bounds: rising, ..of("sgd;dim=2") }).contains("decay of 1.5"));
+    }
+
+    fn packed(asked: &RowsUse<'_>, spec: &str) -> Packed {
+        let spec = spec.parse().unwrap();
+        let codec = RowCodec::of(&spec, Kernels::portable());
+        asked.packed(&spec, &parts(), codec, |bytes| Pool::new().lease(bytes)).unwrap()
     }
 
     fn of(spec: &str) -> RowsUse<'static> {

@@ -76,7 +76,9 @@ pub use shared_secret::SharedSecret;
 pub use span::Span;
 pub use steps::{Passage, StepReport};
 pub use store::{StoreAnswer, StoreAsk};
-pub use table::{Admission, Full, RowAction, RowInit, RowsCut, Shards, Spread, TableSpec};
+pub use table::{
+    Admission, Full, RowAction, RowForm, RowInit, RowsCut, Shards, ShrinkBounds, Spread, TableSpec, Turns,
+};
 pub use text::printable;
 pub use time::Time;
 pub use version::Version;

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::{PartId, Rule, Span};
+use super::{Merge, PartId, Rule, Span};
 use crate::error::{Error, Result};
 
 /// What servers do with the rows of a table. A declaration names it, and all workers declare the same one, to the bit.
@@ -25,6 +25,12 @@ pub struct TableSpec {
     pub rows_max: u64,
     /// What becomes of a table that has so many.
     pub full: Full,
+    /// A row goes that no worker has pulled for training nor pushed to for more steps than this; 0 for never.
+    pub ttl: u64,
+    /// Who waits for whom.
+    pub turns: Turns,
+    /// How rows and gradients travel.
+    pub form: RowForm,
     /// The bits of the bound to which values are clamped after each step; 0 for none.
     bound: u64,
 }
@@ -68,6 +74,36 @@ pub enum Full {
     Evict,
 }
 
+/// Who waits for whom at a table.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum Turns {
+    /// Nobody: each push is done when it comes.
+    Async,
+    /// Each push is done when it comes, and nobody pulls who has pushed more than so many times more often than the slowest worker.
+    Ssp {
+        /// Pushes.
+        ahead: u32,
+    },
+    /// A push waits for one of every worker. Then the gradients of each id are merged, and its row makes one step.
+    Sync {
+        /// How they are merged.
+        merge: Merge,
+    },
+}
+
+/// How rows and gradients travel. Servers keep and change f32.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum RowForm {
+    /// As they are.
+    F32,
+    /// Each element rounded to the nearest bf16.
+    BF16,
+    /// Each element rounded to the nearest f16.
+    F16,
+    /// A scale of f32, the largest magnitude of the row divided by 127, and for each element a whole number of it in 1 byte.
+    Int8,
+}
+
 /// A use of a table.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum RowAction {
@@ -83,6 +119,24 @@ pub enum RowAction {
     Stats,
     /// Removes all rows.
     Clear,
+}
+
+/// What a shrink removes, after the scores of all rows were multiplied by `decay`.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct ShrinkBounds {
+    /// From 0 to 1.
+    pub decay: f64,
+    /// Rows with a lower score go.
+    pub min_score: f64,
+    /// Rows that were not pushed to, nor pulled for training, for more steps than this go.
+    pub max_idle: u64,
+    /// So many rows stay, those of the highest scores. Each part of the table has its share of them.
+    pub floor: u64,
+}
+
+impl ShrinkBounds {
+    /// Nothing goes.
+    pub const KEEP: Self = Self { decay: 1.0, min_score: 0.0, max_idle: u64::MAX, floor: 0 };
 }
 
 /// What a use of a table sends to a part, and what comes back.
@@ -128,6 +182,9 @@ impl TableSpec {
             admission: Admission { after: 1, share: 1f64.to_bits() },
             rows_max: 0,
             full: Full::Refuse,
+            ttl: 0,
+            turns: Turns::Async,
+            form: RowForm::F32,
             bound: 0,
         }
     }
@@ -135,6 +192,11 @@ impl TableSpec {
     /// What a shard counts for where parts are laid out: the bytes of one row.
     pub const fn shard_bytes(&self) -> u64 {
         4 * self.dim
+    }
+
+    /// The bytes of a row or a gradient as it travels.
+    pub const fn row_bytes(&self) -> u64 {
+        self.form.row_bytes(self.dim)
     }
 
     /// The bound to which values are clamped after each step, if there is one.
@@ -201,8 +263,19 @@ impl TableSpec {
             }
             "share" => self.admission.share = number("above 0, up to 1", |share| share > 0.0 && share <= 1.0)?,
             "rows" => self.rows_max = whole()?,
+            "ttl" => self.ttl = whole()?,
             "full" => self.full = Full::ALL[word(&Full::NAMES)?],
             "bound" => self.bound = number("0 or above", |bound| bound >= 0.0)?,
+            "mode" => self.turns = Turns::ALL[word(&Turns::NAMES)?],
+            "codec" => self.form = RowForm::ALL[word(&RowForm::NAMES)?],
+            "ahead" => match &mut self.turns {
+                Turns::Ssp { ahead } => *ahead = value.parse().map_err(|_| "a whole number of pushes, 0 or above")?,
+                _ => return Err("ahead behind mode=ssp alone".to_owned()),
+            },
+            "merge" => match &mut self.turns {
+                Turns::Sync { merge } => *merge = [Merge::Mean, Merge::Sum][word(&Turns::MERGES)?],
+                _ => return Err("merge behind mode=sync alone".to_owned()),
+            },
             _ => return Err(format!("one of {}", SETTINGS.join(", "))),
         }
         Ok(())
@@ -238,7 +311,9 @@ impl TableSpec {
 }
 
 /// The settings behind the rule.
-const SETTINGS: [&str; 9] = ["dim", "init", "scale", "seed", "after", "share", "rows", "full", "bound"];
+const SETTINGS: [&str; 14] = [
+    "dim", "init", "scale", "seed", "after", "share", "rows", "full", "ttl", "bound", "codec", "mode", "ahead", "merge",
+];
 
 /// Separates the choice of admitted ids from the first values of rows.
 const ADMITTING: u64 = 0x61_64_6d_69_74;
@@ -266,6 +341,39 @@ impl Full {
     const NAMES: [&str; 2] = ["refuse", "evict"];
 }
 
+impl RowForm {
+    const ALL: [Self; 4] = [Self::F32, Self::BF16, Self::F16, Self::Int8];
+    const NAMES: [&str; 4] = ["none", "bf16", "fp16", "int8"];
+
+    /// The bytes of a row of `dim` elements.
+    pub const fn row_bytes(self, dim: u64) -> u64 {
+        match self {
+            Self::F32 => 4 * dim,
+            Self::BF16 | Self::F16 => 2 * dim,
+            Self::Int8 => 4 + dim,
+        }
+    }
+}
+
+impl Turns {
+    const ALL: [Self; 3] = [Self::Async, Self::Ssp { ahead: 0 }, Self::Sync { merge: Merge::Mean }];
+    const NAMES: [&str; 3] = ["async", "ssp", "sync"];
+    const MERGES: [&str; 2] = ["mean", "sum"];
+
+    /// As users write them: a setting and its value each.
+    fn settings(self) -> [Option<(&'static str, String)>; 2] {
+        match self {
+            Self::Async => [None, None],
+            Self::Ssp { ahead } => {
+                [Some(("mode", "ssp".to_owned())), (ahead > 0).then(|| ("ahead", ahead.to_string()))]
+            }
+            Self::Sync { merge } => {
+                [Some(("mode", "sync".to_owned())), (merge == Merge::Sum).then(|| ("merge", "sum".to_owned()))]
+            }
+        }
+    }
+}
+
 impl fmt::Display for TableSpec {
     /// As users write it, without what is as usual.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -279,10 +387,14 @@ impl fmt::Display for TableSpec {
             (self.admission.share != usual.admission.share, "share", number(self.admission.share)),
             (self.rows_max != usual.rows_max, "rows", self.rows_max.to_string()),
             (self.full != usual.full, "full", Full::NAMES[self.full as usize].to_owned()),
+            (self.ttl != usual.ttl, "ttl", self.ttl.to_string()),
             (self.bound != usual.bound, "bound", number(self.bound)),
+            (self.form != usual.form, "codec", RowForm::NAMES[self.form as usize].to_owned()),
         ];
         write!(f, "{};dim={}", self.rule, self.dim)?;
-        fields.iter().filter(|(is_set, ..)| *is_set).try_for_each(|(_, name, value)| write!(f, ",{name}={value}"))
+        let set = fields.into_iter().filter(|(is_set, ..)| *is_set).map(|(_, name, value)| (name, value));
+        set.chain(self.turns.settings().into_iter().flatten())
+            .try_for_each(|(name, value)| write!(f, ",{name}={value}"))
     }
 }
 
@@ -314,9 +426,9 @@ impl FromStr for TableSpec {
 impl RowAction {
     /// All of them, in the order of their codes.
     pub const ALL: [Self; 6] = [Self::Pull, Self::Look, Self::Push, Self::Shrink, Self::Stats, Self::Clear];
-    /// Numbers that a use of [`Shrink`](Self::Shrink) sends: the factor of the scores, the least score, and the most idle steps. Each has 8
-    /// bytes.
-    pub const SHRINK_NUMBERS: u64 = 3;
+    /// Numbers that a use of [`Shrink`](Self::Shrink) sends: the factor of the scores, the least score, the most idle steps, and the rows of
+    /// the whole table that stay in any case. Each has 8 bytes.
+    pub const SHRINK_NUMBERS: u64 = 4;
     /// Numbers that [`Shrink`](Self::Shrink) and [`Stats`](Self::Stats) answer.
     pub const COUNTS: u64 = 6;
 
@@ -335,6 +447,21 @@ impl RowAction {
         matches!(self, Self::Pull | Self::Look | Self::Push)
     }
 
+    /// Whether rows come back.
+    pub const fn brings_rows(self) -> bool {
+        matches!(self, Self::Pull | Self::Look)
+    }
+
+    /// Whether it sends anything behind its header.
+    pub const fn sends(self) -> bool {
+        !matches!(self, Self::Stats | Self::Clear)
+    }
+
+    /// Whether anything comes back behind the header of the answer.
+    pub const fn receives(self) -> bool {
+        !matches!(self, Self::Push | Self::Clear)
+    }
+
     /// Whether it may add rows.
     pub const fn creates(self) -> bool {
         matches!(self, Self::Pull | Self::Push)
@@ -345,20 +472,20 @@ impl RowAction {
         !matches!(self, Self::Look | Self::Stats)
     }
 
-    /// Bytes that a use of so many ids sends to a part, for rows of `dim` elements.
-    pub const fn sent_bytes(self, ids: u64, dim: u64) -> u64 {
+    /// Bytes that a use of so many ids of a table sends to a part.
+    pub const fn sent_bytes(self, ids: u64, spec: &TableSpec) -> u64 {
         match self {
             Self::Pull | Self::Look => ids * 8,
-            Self::Push => ids * (8 + 4 * dim),
+            Self::Push => ids * (8 + spec.row_bytes()),
             Self::Shrink => Self::SHRINK_NUMBERS * 8,
             Self::Stats | Self::Clear => 0,
         }
     }
 
     /// Bytes that come back.
-    pub const fn got_bytes(self, ids: u64, dim: u64) -> u64 {
+    pub const fn got_bytes(self, ids: u64, spec: &TableSpec) -> u64 {
         match self {
-            Self::Pull | Self::Look => ids * 4 * dim,
+            Self::Pull | Self::Look => ids * spec.row_bytes(),
             Self::Shrink | Self::Stats => Self::COUNTS * 8,
             Self::Push | Self::Clear => 0,
         }
@@ -396,7 +523,11 @@ mod tests {
         for text in [
             "sgd;dim=3",
             "adagrad:lr=0.1;dim=16,init=uniform,scale=0.05,seed=7",
-            "adam;dim=64,init=normal,scale=0.01,after=3,share=0.5,rows=1000,full=evict,bound=10",
+            "adam;dim=64,init=normal,scale=0.01,after=3,share=0.5,rows=1000,full=evict,ttl=7,bound=10",
+            "sgd;dim=1,codec=int8,mode=ssp,ahead=4",
+            "sgd;dim=1,mode=ssp",
+            "sgd;dim=1,bound=2,mode=sync,merge=sum",
+            "sgd;dim=1,mode=sync",
         ] {
             assert_eq!(text.parse::<TableSpec>().unwrap().to_string(), text);
         }
@@ -423,6 +554,12 @@ mod tests {
             ("sgd;dim=2,share=1.5", "above 0, up to 1"),
             ("sgd;dim=2,full=drop", "refuse, evict"),
             ("sgd;dim=2,bound=-1", "0 or above"),
+            ("sgd;dim=2,codec=int4", "none, bf16, fp16, int8"),
+            ("sgd;dim=2,mode=backup", "async, ssp, sync"),
+            ("sgd;dim=2,mode=ssp,ahead=-1", "whole number of pushes"),
+            ("sgd;dim=2,mode=sync,ahead=1", "behind mode=ssp"),
+            ("sgd;dim=2,merge=sum,mode=sync", "behind mode=sync"),
+            ("sgd;dim=2,mode=sync,merge=max", "mean, sum"),
             ("muon;dim=2", "changes a matrix as a whole"),
             ("sgd:ema=0.9;dim=2", "averages"),
             ("sgd:clip_norm=1;dim=2", "clip_norm"),

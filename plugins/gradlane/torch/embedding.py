@@ -13,6 +13,7 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 
+from gradlane import modes
 from gradlane.errors import InvalidArgumentError, UnsupportedError
 from gradlane.rules import Rule
 from gradlane.tables import Pending, Table
@@ -144,7 +145,7 @@ class Embedding(_TableModule):
 
     In training, a forward pass pulls the row of each distinct id, and the backward pass leaves one gradient for each, which
     `TableOptimizer.step()` sends. In eval mode and under `torch.no_grad()` it only looks, so it makes no rows and leaves no gradients.
-    Workers train asynchronously: rows have what others have sent so far.
+    Workers train asynchronously, unless the table's mode says otherwise: rows have what others have sent so far.
 
     The rows are no parameter. `parameters()` does not list them, so that other optimizers and wrappers leave them alone;
     `state_dict()` has nothing of them, and `half()` and `to()` change nothing: they are float32, on the device of the ids. A copy
@@ -228,6 +229,7 @@ class EmbeddingBag(_TableModule):
         init: Init = "normal",
         scale: float = 1.0,
         seed: int = 0,
+        table_mode: modes.Mode = modes.Async(),
         **settings: Any,
     ) -> None:
         """Describes the table.
@@ -237,6 +239,7 @@ class EmbeddingBag(_TableModule):
             mode: what a bag is of its rows.
             include_last_offset: whether the last offset is the end of the last bag.
             padding_idx: an id that bags leave out, also from their mean and maximum.
+            table_mode: `mode=` of the table, because `mode` is that of the bags.
         Raises:
             UnsupportedError: as `Embedding`.
             InvalidArgumentError: as `Embedding`.
@@ -244,7 +247,7 @@ class EmbeddingBag(_TableModule):
         del norm_type, sparse
         if mode not in ("sum", "mean", "max"):
             raise InvalidArgumentError(f'mode={mode!r}; give "sum", "mean" or "max"')
-        settings |= {"rule": rule, "init": init, "scale": scale, "seed": seed}
+        settings |= {"rule": rule, "init": init, "scale": scale, "seed": seed, "mode": table_mode}
         super().__init__(num_embeddings, embedding_dim, padding_idx, max_norm, scale_grad_by_freq, name, settings)
         self.mode, self.include_last_offset = mode, include_last_offset
 
@@ -280,10 +283,12 @@ class TableOptimizer:
         optimizer, of_tables = torch.optim.Adam(model.parameters()), gl.TableOptimizer(model)
 
     It stands beside an optimizer of the parameters. Gradients of several backward passes before one `step()` add up. Nothing is
-    averaged: the servers apply what each worker sends when it comes, and nobody waits. The learning rate is in the rule.
+    averaged: the servers apply what each worker sends when it comes, and nobody waits. With `mode=modes.Sync()` of a table, rows make
+    one step by the mean of all workers, and each `step()` waits for theirs. The learning rate is in the rule.
 
     With `torch.amp.GradScaler`, call `scaler.unscale_(of_tables)` and `scaler.step(of_tables)` as for any optimizer. A step whose
-    gradients are not finite is left out, on this worker alone. Then call `zero_grad()`.
+    gradients are not finite is left out, on this worker alone. Then call `zero_grad()`. Where workers wait for each other, all of them
+    have to leave it out: reduce the scaler's finding first, or the others wait until their step times out.
     """
 
     def __init__(self, modules: torch.nn.Module | Iterable[torch.nn.Module], step: int | None = None) -> None:
@@ -326,10 +331,13 @@ class TableOptimizer:
         with contextlib.ExitStack() as sent:
             for modules in self._sharing.values():
                 left = [(one, rows, rows.grad) for one in modules for rows in tuple(one._left) if rows.grad is not None]
-                if left:
-                    ids = torch.cat([module._left[rows] for module, rows, _ in left])
-                    gradients = torch.cat([gradient for _, _, gradient in left]).cpu()
-                    sent.callback(modules[0].table.push_async(ids, gradients, step=self._step).wait)
+                table = modules[0].table
+                # Where others wait for this worker, it sends something at each step.
+                if left or table.waits:
+                    nothing = [(torch.empty(0, dtype=torch.int64), torch.empty(0, table.dim))] if not left else []
+                    found = [(module._left[rows], gradient.cpu()) for module, rows, gradient in left] + nothing
+                    ids, gradients = (torch.cat(tensors) for tensors in zip(*found, strict=True))
+                    sent.callback(table.push_async(ids, gradients, step=self._step).wait)
                 for module, rows, _ in left:
                     _drop(module, rows)
         if self._step is not None:

@@ -80,7 +80,8 @@ fn serve(store: &mut RowStore, header: &Rows, body: &[u8]) -> Result<(Version, V
     };
     let (part, epoch) = (header.target.part, header.target.epoch);
     let node = NodeId([0; 32]);
-    let asked = Box::new(AskedRows { node, header: *header, epoch, block_bytes: BLOCK_BYTES, refusal: None });
+    let workers = std::sync::Arc::new([node]);
+    let asked = Box::new(AskedRows { node, header: *header, epoch, workers, block_bytes: BLOCK_BYTES, refusal: None });
     store.step(part, RowsStep::Serve { exchange: EXCHANGE, asked }, &mut say);
     store.receive(part, EXCHANGE, &[body], &mut say);
     match (refused, answered) {

@@ -141,6 +141,13 @@ impl Membership {
         self.lives.iter().find(|(_, (of, _))| *of == worker).map(|(node, _)| *node)
     }
 
+    /// The processes of the workers, by rank.
+    pub(super) fn nodes(&self) -> Arc<[NodeId]> {
+        let by_rank: BTreeMap<WorkerId, NodeId> =
+            self.lives.iter().map(|(node, (worker, _))| (*worker, *node)).collect();
+        by_rank.into_values().collect()
+    }
+
     /// Whether `node` is the process of a worker.
     pub(super) fn has(&self, node: NodeId) -> bool {
         self.lives.contains_key(&node)

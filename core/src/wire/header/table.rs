@@ -9,8 +9,8 @@ use crate::types::{RowAction, Shards, TableSpec, Version};
 /// The round in its target counts this worker's uses of the table. A server does each change once: it knows the latest one of each worker, and
 /// answers a repeat of it without doing it again.
 ///
-/// The body has the ids first, u64 each, and then what the action needs: of a push, a gradient of `dim` f32 for each id; of a shrink, three
-/// numbers of 8 bytes. All are little-endian.
+/// The body has the ids first, u64 each, and then what the action needs: of a push, a gradient of `dim` elements for each id, in the form of the
+/// table; of a shrink, four numbers of 8 bytes. All are little-endian.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Rows {
     /// What it is about.
@@ -52,12 +52,12 @@ impl Rows {
 
     /// Bytes that follow the header on the stream.
     pub const fn body_bytes(&self) -> u64 {
-        self.action.sent_bytes(self.ids, self.spec.dim)
+        self.action.sent_bytes(self.ids, &self.spec)
     }
 
     /// Bytes of the answer's body.
     pub const fn answer_bytes(&self) -> u64 {
-        self.action.got_bytes(self.ids, self.spec.dim)
+        self.action.got_bytes(self.ids, &self.spec)
     }
 }
 

@@ -1,10 +1,14 @@
 //! The steps of the part of a table.
 
+use std::sync::Arc;
+
 use gradlane_core::error::Error;
 use gradlane_core::types::{Epoch, ExchangeId, NodeId, PartId};
 use gradlane_core::wire::Rows;
 
 /// A step in the life of a part of a table: `Serve` and `Forget`, for any number of exchanges at once, with `Leave` in between; `Drop`.
+///
+/// A use may wait until other workers have done theirs.
 #[derive(Clone, PartialEq, Debug)]
 pub enum RowsStep {
     /// Take the body of a use from what `exchange` brings, do the use when all of it came, and answer. Ends in one
@@ -38,6 +42,8 @@ pub struct AskedRows {
     pub header: Rows,
     /// The membership under which it is answered.
     pub epoch: Epoch,
+    /// The processes of its workers, by rank.
+    pub workers: Arc<[NodeId]>,
     /// Bytes of a block of the answer.
     pub block_bytes: u64,
     /// The error for a use that was not done before, because the server drains.

@@ -61,13 +61,13 @@ impl Arena {
         (self.chunks.len() * chunk + self.free.capacity() * size_of::<u32>()) as u64
     }
 
-    /// A place for a row; its numbers are the caller's to write. `None` if there are 2^32 of them.
+    /// A place for a row; its numbers are the caller's to write. `None` if there are nearly 2^32 of them: the highest numbers are of no place.
     pub(super) fn take(&mut self, mark: Mark) -> Option<u32> {
         let place = match self.free.pop() {
             Some(place) => place,
             None => {
                 let place = self.used;
-                self.used = place.checked_add(1)?;
+                self.used = place.checked_add(1).filter(|used| *used < u32::MAX - 1)?;
                 if place as usize / self.chunk_rows == self.chunks.len() {
                     self.chunks.push(Chunk {
                         numbers: vec![0.0; self.chunk_rows * self.len].into(),

@@ -23,6 +23,8 @@ use crate::node::refusals::{out_of_order, superseded};
 pub(in crate::node) struct Tables {
     config: NodeConfig,
     membership: Option<Arc<Membership>>,
+    /// The processes of its workers, by rank.
+    workers: Arc<[NodeId]>,
     parts: BTreeMap<PartId, Part>,
     exchanges: BTreeMap<ExchangeId, Exchange>,
     /// The error for new uses since the server drains.
@@ -70,6 +72,7 @@ impl Tables {
         Self {
             config,
             membership: None,
+            workers: Arc::default(),
             parts: BTreeMap::new(),
             exchanges: BTreeMap::new(),
             draining: None,
@@ -117,8 +120,8 @@ impl Tables {
         let epoch = self.membership.as_ref().map_or(about.epoch, |ours| ours.epoch);
         let crosses_network = self.membership.as_ref().is_none_or(|ours| ours.crosses_network);
         let block_bytes = self.config.block_bytes(header.answer_bytes(), crosses_network);
-        let (node, refusal) = (sender.node, self.draining.clone());
-        let asked = Box::new(AskedRows { node, header: *header, epoch, block_bytes, refusal });
+        let (node, workers, refusal) = (sender.node, Arc::clone(&self.workers), self.draining.clone());
+        let asked = Box::new(AskedRows { node, header: *header, epoch, workers, block_bytes, refusal });
         self.step(id, RowsStep::Serve { exchange, asked });
         Ok(())
     }
@@ -165,6 +168,7 @@ impl Tables {
         budget: &mut Budget,
     ) {
         self.membership = Some(Arc::clone(&next));
+        self.workers = next.nodes();
         match succession {
             Succession::Same => {}
             Succession::Fewer => {

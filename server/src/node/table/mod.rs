@@ -1,7 +1,8 @@
-//! Tables: rows by id that live on servers. Each worker reads and changes them by itself, and waits for no other worker.
+//! Tables: rows by id that live on servers. Each worker reads and changes them by itself, and waits for others only if the table says so.
 //!
 //! [`Tables`] decides which uses are taken and books their memory; it owns no rows. [`RowStore`] has the rows and does the uses, each as a whole
-//! when its body came, in the order of the part's lane. What a use does to rows is in [`rows`].
+//! when its body came, in the order of the part's lane, or when the workers came for which it waits ([`waiting`]). What a use does to rows is in
+//! [`rows`].
 //!
 //! **Parts.** A table has a fixed number of shards, and a part is a run of them. The shard of an id follows from the id alone.
 //!
@@ -13,8 +14,10 @@
 
 mod arena;
 mod machine;
+mod merge;
 mod rows;
 mod store;
+mod waiting;
 
 #[cfg(test)]
 mod tests;

@@ -5,11 +5,13 @@
 //!
 //! A use is done as a whole or not at all: what can be wrong with it is found before anything changes.
 
+use std::ops::Range;
+
 use hashbrown::HashTable;
 
 use gradlane_core::error::{Error, Result};
 use gradlane_core::reduce::{Kernels, RowRule};
-use gradlane_core::types::{Full, RowAction, Shards, TableSpec};
+use gradlane_core::types::{Full, RowAction, Shards, ShrinkBounds, TableSpec};
 
 use super::arena::{Arena, Mark};
 
@@ -32,6 +34,8 @@ pub(super) struct Rows {
     version: u64,
     /// Where the search for a row that makes room goes on.
     hand: u32,
+    /// The place that was looked at last for a row that has expired.
+    swept: u32,
     evicted: u64,
     dropped: u64,
 }
@@ -40,6 +44,24 @@ pub(super) struct Rows {
 struct Waiting {
     id: u64,
     pulls: u32,
+}
+
+/// The rows of a pull: their places in the arena, or one of the two below.
+#[derive(Debug)]
+pub(super) struct Pulled(Vec<u32>);
+
+/// The place of an id that has no row, and reads as zeros.
+const NOWHERE: u32 = u32::MAX;
+/// The place of an id that has no row, and reads as what it would begin with.
+const BEGINS: u32 = u32::MAX - 1;
+
+/// The gradients of a push.
+pub(super) trait Gradients {
+    /// How many numbers they have.
+    fn numbers(&self) -> usize;
+
+    /// Writes the one at this place.
+    fn read(&self, at: usize, gradient: &mut [f32]);
 }
 
 /// Of some rows that may make room, the one that was used longest ago does.
@@ -68,6 +90,7 @@ impl Rows {
             step: 0,
             version: 0,
             hand: 0,
+            swept: 0,
             evicted: 0,
             dropped: 0,
         }
@@ -89,81 +112,87 @@ impl Rows {
         self.version
     }
 
-    /// Reads the rows of `ids` into `out`, one after the other. For training, ids get a row if they are admitted, or come nearer to it; `step`
-    /// counts as their use. Returns nothing of an error, and changes nothing then.
+    /// Finds the rows of `ids`, for [`read`](Self::read). For training, ids get a row if they are admitted, or come nearer to it; `step` counts as
+    /// their use. After an error nothing has changed.
     ///
     /// # Errors
     /// [`Error::Protocol`] for an id of other shards, [`Error::FailedPrecondition`] if the table is full.
-    ///
-    /// # Panics
-    /// If `out` is not as long as the rows.
-    pub(super) fn pull(&mut self, ids: &[u64], trains: bool, step: u64, out: &mut [f32]) -> Result<()> {
+    pub(super) fn pull(&mut self, ids: &[u64], trains: bool, step: u64) -> Result<Pulled> {
         self.check_ids(ids)?;
-        let dim = self.dim();
-        assert_eq!(out.len(), ids.len() * dim, "a row for each id");
-        if trains {
-            self.step = self.step.max(step);
-            self.uses = self.uses.wrapping_add(1);
-            self.check_room(ids, |this, id| {
-                this.spec.admits(id) && this.pulls_of(id) + 1 >= this.spec.admission.after
-            })?;
+        if !trains {
+            let is_there = |place: &u32| !self.has_expired(*place);
+            let place_of = |id: &u64| self.find(*id).filter(is_there).unwrap_or(BEGINS);
+            return Ok(Pulled(ids.iter().map(place_of).collect()));
         }
+        self.expire(step, ids);
+        let mut places = self.places_of(ids);
+        self.uses = self.uses.wrapping_add(1);
+        self.check_room(ids, &places, |this, id| {
+            this.spec.admits(id) && this.pulls_of(id) + 1 >= this.spec.admission.after
+        })?;
         let mut has_changed = false;
-        for (id, row) in ids.iter().zip(out.chunks_exact_mut(dim)) {
-            let place = match self.find(*id) {
-                None if trains => {
-                    let made = self.admit(*id);
-                    has_changed |= made.is_some();
-                    made
-                }
-                found => found,
-            };
-            match place {
-                Some(place) => {
-                    row.copy_from_slice(&self.arena.row(place)[..dim]);
-                    if trains {
-                        self.touch(place);
-                    }
-                }
-                None if trains => row.fill(0.0),
-                // What its row would begin with.
-                None => self.spec.begin(*id, row),
+        for (place, id) in places.iter_mut().zip(ids) {
+            if *place == NOWHERE {
+                // The same id may have come before.
+                let found = self.find(*id);
+                let made = if found.is_none() { self.admit(*id) } else { None };
+                has_changed |= made.is_some();
+                *place = found.or(made).unwrap_or(NOWHERE);
+            }
+            if *place != NOWHERE {
+                self.touch(*place);
             }
         }
         self.version += u64::from(has_changed);
-        Ok(())
+        Ok(Pulled(places))
     }
 
-    /// Changes the rows of `ids`, each of which comes once, by the rule and these gradients, which say nothing afterwards. Ids without a row get
-    /// one first, if no number of pulls is due for it; otherwise their gradients are dropped.
+    /// Calls `take` with the rows of some of the ids that were pulled last, which are `ids`.
+    pub(super) fn read(&self, pulled: &Pulled, ids: &[u64], some: Range<usize>, mut take: impl FnMut(usize, &[f32])) {
+        let dim = self.dim();
+        let mut other = vec![0.0; dim];
+        for (at, (place, id)) in pulled.0[some.clone()].iter().zip(&ids[some]).enumerate() {
+            match *place {
+                NOWHERE => {
+                    other.fill(0.0);
+                    take(at, &other);
+                }
+                // What its row would begin with.
+                BEGINS => {
+                    self.spec.begin(*id, &mut other);
+                    take(at, &other);
+                }
+                place => take(at, &self.arena.row(place)[..dim]),
+            }
+        }
+    }
+
+    /// Changes the rows of `ids`, each of which comes once, by the rule and these gradients. Ids without a row get one first, if no number of
+    /// pulls is due for it; otherwise their gradients are dropped.
     ///
     /// # Errors
     /// As [`pull`](Self::pull); [`Error::Protocol`] also for an id that comes twice, or a gradient that is not finite. Nothing is changed then.
     ///
     /// # Panics
     /// If there is not a gradient for each id.
-    pub(super) fn push(&mut self, ids: &[u64], step: u64, gradients: &mut [f32]) -> Result<()> {
-        self.check_ids(ids)?;
-        let dim = self.dim();
-        assert_eq!(gradients.len(), ids.len() * dim, "a gradient for each id");
-        if gradients.iter().any(|number| !number.is_finite()) {
-            return Err(bad("gradient", "is not finite".to_owned()));
-        }
-        self.uses = self.uses.wrapping_add(1);
-        self.check_once(ids)?;
-        self.check_room(ids, |this, id| this.gets_row_by_push(id))?;
-        self.step = self.step.max(step);
+    pub(super) fn push(&mut self, ids: &[u64], step: u64, gradients: &impl Gradients) -> Result<()> {
+        self.check_gradients(ids, gradients)?;
+        self.expire(step, ids);
+        let places = self.places_once(ids)?;
+        self.check_room(ids, &places, |this, id| this.gets_row_by_push(id))?;
         let at_step = self.rule.at(self.step);
-        for (id, gradient) in ids.iter().zip(gradients.chunks_exact_mut(dim)) {
-            let place = match self.find(*id) {
-                None if self.gets_row_by_push(*id) => Some(self.make(*id)),
-                found => found,
+        let mut gradient = vec![0.0; self.dim()];
+        for (at, (id, place)) in ids.iter().zip(places).enumerate() {
+            let place = match place {
+                NOWHERE if self.gets_row_by_push(*id) => self.make(*id),
+                NOWHERE => {
+                    self.dropped += 1;
+                    continue;
+                }
+                place => place,
             };
-            let Some(place) = place else {
-                self.dropped += 1;
-                continue;
-            };
-            at_step.change(self.arena.row_mut(place), gradient);
+            gradients.read(at, &mut gradient);
+            at_step.change(self.arena.row_mut(place), &mut gradient);
             self.touch(place);
             self.arena.mark_mut(place).score += 1.0;
         }
@@ -171,10 +200,21 @@ impl Rows {
         Ok(())
     }
 
-    /// Multiplies the scores of all rows by `decay`, and then removes those whose score is below `min_score`, and those that were not used for
-    /// more than `max_idle` steps.
-    pub(super) fn shrink(&mut self, decay: f32, min_score: f32, max_idle: u64) -> Counts {
+    /// Finds what is wrong with a push, but for the room of a full table.
+    ///
+    /// # Errors
+    /// As [`push`](Self::push).
+    pub(super) fn check_push(&mut self, ids: &[u64], gradients: &impl Gradients) -> Result<()> {
+        self.check_gradients(ids, gradients)?;
+        self.places_once(ids).map(drop)
+    }
+
+    /// Multiplies the scores of all rows, and then removes those whose score is too low, and those that were not used for too many steps. If
+    /// fewer rows than the floor were left, those of the highest scores stay.
+    pub(super) fn shrink(&mut self, bounds: ShrinkBounds) -> Counts {
         let (scanned, before) = (self.index.len() as u64, self.evicted);
+        let [decay, min_score] = [bounds.decay, bounds.min_score].map(|number| number as f32);
+        let mut goes: Vec<(f32, u32)> = Vec::new();
         for place in 0..self.arena.places() {
             if !self.arena.is_taken(place) {
                 continue;
@@ -182,10 +222,16 @@ impl Rows {
             let step = self.step;
             let mark = self.arena.mark_mut(place);
             mark.score *= decay;
-            if mark.score < min_score || step - mark.touched > max_idle {
-                self.remove(place);
+            if mark.score < min_score || step - mark.touched > bounds.max_idle {
+                goes.push((mark.score, place));
             }
         }
+        let most = scanned.saturating_sub(self.share_of(bounds.floor));
+        if most < goes.len() as u64 {
+            goes.sort_unstable_by(|one, other| one.0.total_cmp(&other.0).then(one.1.cmp(&other.1)));
+            goes.truncate(usize::try_from(most).expect("fewer than there are"));
+        }
+        goes.into_iter().for_each(|(_, place)| self.remove(place));
         self.version += 1;
         let [_, evicted, rest @ ..] = self.counts();
         let [rows, waiting, bytes, dropped] = rest;
@@ -198,7 +244,7 @@ impl Rows {
         self.index = HashTable::new();
         self.waiting = HashTable::new();
         self.arena.clear();
-        self.hand = 0;
+        (self.hand, self.swept) = (0, 0);
         self.version += 1;
     }
 
@@ -232,40 +278,84 @@ impl Rows {
         }
     }
 
-    /// Refuses ids that come twice. Those that have a row are marked meanwhile as used by this use.
-    fn check_once(&mut self, ids: &[u64]) -> Result<()> {
-        let uses = self.uses;
-        let mut without_row = Vec::new();
+    fn check_gradients(&self, ids: &[u64], gradients: &impl Gradients) -> Result<()> {
+        self.check_ids(ids)?;
+        assert_eq!(gradients.numbers(), ids.len() * self.dim(), "a gradient for each id");
+        let mut gradient = vec![0.0; self.dim()];
+        for at in 0..ids.len() {
+            gradients.read(at, &mut gradient);
+            if !gradient.iter().all(|number| number.is_finite()) {
+                return Err(bad("gradient", "is not finite".to_owned()));
+            }
+        }
+        Ok(())
+    }
+
+    /// The training has come to this step. Rows that have expired go: those of these ids, and some others, so that all of them are looked at
+    /// while as many ids are used.
+    fn expire(&mut self, step: u64, ids: &[u64]) {
+        self.step = self.step.max(step);
+        if self.spec.ttl == 0 {
+            return;
+        }
         for id in ids {
-            let Some(place) = self.find(*id) else {
+            if let Some(place) = self.find(*id).filter(|place| self.has_expired(*place)) {
+                self.remove(place);
+            }
+        }
+        let places = self.arena.places();
+        for _ in 0..places.min(ids.len() as u32) {
+            self.swept = (self.swept + 1) % places;
+            if self.arena.is_taken(self.swept) && self.has_expired(self.swept) {
+                self.remove(self.swept);
+            }
+        }
+    }
+
+    /// Whether a row is gone because nobody has used it for long.
+    fn has_expired(&self, place: u32) -> bool {
+        self.spec.ttl > 0 && self.step - self.arena.mark(place).touched > self.spec.ttl
+    }
+
+    /// Where the rows of these ids are.
+    fn places_of(&self, ids: &[u64]) -> Vec<u32> {
+        ids.iter().map(|id| self.find(*id).unwrap_or(NOWHERE)).collect()
+    }
+
+    /// Where the rows of these ids are, which are marked as used by this use.
+    ///
+    /// # Errors
+    /// [`Error::Protocol`] for an id that comes twice.
+    fn places_once(&mut self, ids: &[u64]) -> Result<Vec<u32>> {
+        self.uses = self.uses.wrapping_add(1);
+        let (uses, places) = (self.uses, self.places_of(ids));
+        let mut without_row = Vec::new();
+        for (id, place) in ids.iter().zip(&places) {
+            if *place == NOWHERE {
                 without_row.push(*id);
-                continue;
-            };
-            if std::mem::replace(&mut self.arena.mark_mut(place).used_by, uses) == uses {
+            } else if std::mem::replace(&mut self.arena.mark_mut(*place).used_by, uses) == uses {
                 return Err(bad("id", format!("{id} comes twice")));
             }
         }
         without_row.sort_unstable();
         match without_row.windows(2).find(|two| two[0] == two[1]) {
-            None => Ok(()),
+            None => Ok(places),
             Some(two) => Err(bad("id", format!("{} comes twice", two[0]))),
         }
     }
 
     /// Refuses a use for whose new rows there is no room, if rows do not make room or all are of this use.
-    fn check_room(&mut self, ids: &[u64], gets_row: impl Fn(&Self, u64) -> bool) -> Result<()> {
+    fn check_room(&mut self, ids: &[u64], places: &[u32], gets_row: impl Fn(&Self, u64) -> bool) -> Result<()> {
         let Some(rows_max) = self.rows_max() else { return Ok(()) };
         let uses = self.uses;
         let (mut new, mut of_this_use) = (Vec::new(), 0);
-        for id in ids {
-            match self.find(*id) {
-                Some(place) => {
-                    // What this use has is not what makes room for it.
-                    self.arena.mark_mut(place).used_by = uses;
-                    of_this_use += 1;
-                }
-                None if gets_row(self, *id) => new.push(*id),
-                None => {}
+        for (id, place) in ids.iter().zip(places) {
+            if *place != NOWHERE {
+                // What this use has is not what makes room for it.
+                self.arena.mark_mut(*place).used_by = uses;
+                of_this_use += 1;
+            } else if gets_row(self, *id) {
+                new.push(*id);
             }
         }
         new.sort_unstable();
@@ -295,8 +385,12 @@ impl Rows {
 
     /// The most rows of these shards.
     fn rows_max(&self) -> Option<u64> {
-        let (all, shards) = (self.spec.rows_max, u64::from(self.shards.count));
-        (all > 0).then(|| (u128::from(all) * u128::from(shards)).div_ceil(u128::from(TableSpec::SHARDS)) as u64)
+        (self.spec.rows_max > 0).then(|| self.share_of(self.spec.rows_max))
+    }
+
+    /// What these shards have of so many rows of the whole table.
+    fn share_of(&self, rows: u64) -> u64 {
+        (u128::from(rows) * u128::from(self.shards.count)).div_ceil(u128::from(TableSpec::SHARDS)) as u64
     }
 
     /// Whether an id without a row gets one by a push: if no number of pulls is due for it.

@@ -6,13 +6,16 @@
 
 use std::collections::BTreeMap;
 
+use gradlane_core::codec::RowCodec;
 use gradlane_core::error::{Error, Result};
-use gradlane_core::mem::Lease;
+use gradlane_core::mem::{Lease, Pool};
 use gradlane_core::transport::Outgoing;
-use gradlane_core::types::{ExchangeId, NodeId, PartId, Round, RowAction, Version};
+use gradlane_core::types::{ExchangeId, NodeId, PartId, Round, RowAction, ShrinkBounds, Turns, Version};
 use gradlane_core::wire::{Response, RowsAnswer, Target, checksum};
 
-use super::rows::{Counts, Rows};
+use super::merge::Merged;
+use super::rows::{Counts, Gradients, Pulled, Rows};
+use super::waiting::Waiting;
 use crate::node::accumulator::SumResources;
 use crate::node::command::{AskedRows, RowsStep, Served};
 use crate::node::event::Event;
@@ -27,11 +30,15 @@ pub struct RowStore {
 
 #[derive(Debug)]
 struct Part {
+    id: PartId,
     /// `None` if a defect has lost them.
     rows: Option<Rows>,
+    codec: RowCodec,
     /// The latest change of each worker that was done.
     ledger: BTreeMap<NodeId, Done>,
     uploads: BTreeMap<ExchangeId, Upload>,
+    /// Uploads that came whole, and wait.
+    waiting: Waiting,
 }
 
 /// A change that was done.
@@ -45,13 +52,30 @@ struct Done {
 #[derive(Debug)]
 struct Upload {
     asked: Box<AskedRows>,
-    body: Vec<u8>,
+    body: Lease,
+    came: usize,
+}
+
+/// Gradients as they came.
+struct Came<'a> {
+    codec: RowCodec,
+    bytes: &'a [u8],
+}
+
+/// Whether a use may be done.
+enum Turn {
+    /// It is done now.
+    Now,
+    /// It was done before, and this is what it counted.
+    Before(Counts),
+    /// It waits.
+    Later,
 }
 
 /// What comes back of a use.
 enum Answer {
     Nothing,
-    Numbers(Vec<f32>),
+    Rows(Vec<u64>, Pulled),
     Counts(Counts),
 }
 
@@ -65,24 +89,23 @@ impl RowStore {
     pub fn step(&mut self, id: PartId, step: RowsStep, say: &mut impl FnMut(Event)) {
         match step {
             RowsStep::Serve { exchange, asked } => {
-                let (spec, shards) = (asked.header.spec, asked.header.shards);
-                let part = self.parts.entry(id).or_insert_with(|| Part {
-                    rows: Some(Rows::new(spec, shards, self.resources.kernels)),
-                    ledger: BTreeMap::new(),
-                    uploads: BTreeMap::new(),
-                });
-                part.uploads.insert(exchange, Upload { asked, body: Vec::new() });
-                part.serve_if_whole(&self.resources, id, exchange, say);
+                let part = self.parts.entry(id).or_insert_with(|| Part::of(id, &asked, &self.resources));
+                part.waiting.know(&asked.workers);
+                part.uploads.insert(exchange, Upload::of(asked, &self.resources.pool));
+                part.serve_if_whole(&self.resources, exchange, say);
             }
             RowsStep::Forget { exchange } => {
                 let Some(part) = self.parts.get_mut(&id) else { return };
+                part.waiting.forget(exchange);
                 if part.uploads.remove(&exchange).is_some() {
-                    say(part.served(id, exchange, None));
+                    say(part.served(exchange, None));
                 }
             }
             RowsStep::Leave { node } => {
                 if let Some(part) = self.parts.get_mut(&id) {
                     part.ledger.remove(&node);
+                    part.waiting.leave(node);
+                    part.go_on(&self.resources, say);
                 }
             }
             RowsStep::Drop => {
@@ -107,7 +130,7 @@ impl RowStore {
         for chunk in chunks {
             upload.take(&self.resources, chunk.as_ref());
         }
-        part.serve_if_whole(&self.resources, id, exchange, say);
+        part.serve_if_whole(&self.resources, exchange, say);
     }
 
     /// Loses all rows, after a defect left them in an unknown state. Whoever uses one of them, now or later, gets an error.
@@ -115,7 +138,8 @@ impl RowStore {
         for (id, part) in &mut self.parts {
             part.rows = None;
             for exchange in std::mem::take(&mut part.uploads).into_keys() {
-                say(part.served(*id, exchange, Some(rows_lost(*id))));
+                part.waiting.forget(exchange);
+                say(part.served(exchange, Some(rows_lost(*id))));
             }
         }
     }
@@ -132,77 +156,117 @@ impl RowStore {
 }
 
 impl Part {
-    fn served(&self, part: PartId, exchange: ExchangeId, refusal: Option<Error>) -> Event {
+    fn of(id: PartId, asked: &AskedRows, resources: &SumResources) -> Self {
+        let (spec, kernels) = (asked.header.spec, resources.kernels);
+        Self {
+            id,
+            rows: Some(Rows::new(spec, asked.header.shards, kernels)),
+            codec: RowCodec::of(&spec, kernels),
+            ledger: BTreeMap::new(),
+            uploads: BTreeMap::new(),
+            waiting: Waiting::new(spec.turns),
+        }
+    }
+
+    fn served(&self, exchange: ExchangeId, refusal: Option<Error>) -> Event {
         let bytes = self.rows.as_ref().map_or(0, Rows::bytes);
-        Event::Served(Served { part, exchange, bytes, refusal })
+        Event::Served(Served { part: self.id, exchange, bytes, refusal })
     }
 
-    /// Does a use whose body is whole, and answers it.
-    fn serve_if_whole(
-        &mut self,
-        resources: &SumResources,
-        id: PartId,
-        exchange: ExchangeId,
-        say: &mut impl FnMut(Event),
-    ) {
-        let Some(upload) = self.uploads.get(&exchange).filter(|upload| upload.is_whole()) else { return };
-        let AskedRows { header, epoch, block_bytes, .. } = *upload.asked;
-        let upload = self.uploads.remove(&exchange).expect("it was there");
-        let refusal = match self.serve(id, &upload) {
-            Ok(answer) => {
-                let answered = RowsAnswer {
-                    target: Target { epoch, ..header.target },
-                    version: Version(self.rows.as_ref().map_or(0, Rows::version)),
-                    body_bytes: header.answer_bytes(),
-                    checksum: header.checksum.is_some() && header.answer_bytes() > 0,
-                };
-                send(resources, exchange, answered, answer, block_bytes, say);
-                None
+    /// Does a use whose body is whole, unless it waits, and then what has waited for it.
+    fn serve_if_whole(&mut self, resources: &SumResources, exchange: ExchangeId, say: &mut impl FnMut(Event)) {
+        let is_whole = self.uploads.get(&exchange).is_some_and(Upload::is_whole);
+        if !is_whole || self.waiting.has(exchange) {
+            return;
+        }
+        match self.turn_of(exchange) {
+            Ok(Turn::Later) => {}
+            Ok(Turn::Now) => self.serve(resources, exchange, None, say),
+            Ok(Turn::Before(counts)) => self.serve(resources, exchange, Some(counts), say),
+            Err(error) => self.end(resources, exchange, Err(error), say),
+        }
+        self.go_on(resources, say);
+    }
+
+    /// Does what waits no more.
+    fn go_on(&mut self, resources: &SumResources, say: &mut impl FnMut(Event)) {
+        if let Some(pushes) = self.waiting.whole_round() {
+            let done = self.push_merged(&pushes);
+            for exchange in pushes {
+                let answer = done.clone().map(|()| self.note(exchange, Counts::default())).map(|()| Answer::Nothing);
+                self.end(resources, exchange, answer, say);
             }
-            Err(error) => Some(error),
-        };
-        say(self.served(id, exchange, refusal));
+        }
+        while let Some(exchange) = self.waiting.next_pull() {
+            self.serve(resources, exchange, None, say);
+        }
     }
 
-    fn serve(&mut self, id: PartId, upload: &Upload) -> Result<Answer> {
+    /// Whether the use may be done now.
+    ///
+    /// # Errors
+    /// What is wrong with it, as far as that is known before.
+    fn turn_of(&mut self, exchange: ExchangeId) -> Result<Turn> {
+        let Self { id, rows, codec, ledger, uploads, waiting } = self;
+        let upload = &uploads[&exchange];
         let AskedRows { node, header, refusal, .. } = &*upload.asked;
-        let rows = self.rows.as_mut().ok_or_else(|| rows_lost(id))?;
+        let rows = rows.as_mut().ok_or_else(|| rows_lost(*id))?;
         if header.checksum.is_some_and(|announced| announced != checksum(0, &upload.body)) {
             let (tensor, round) = (id.key.into(), header.target.round);
             return Err(Error::Checksum { tensor, round, from: "the worker".to_owned() });
         }
-        let (ids, rest) = upload.parsed();
-        let done = self.ledger.get(node).filter(|_| header.action.changes());
-        let repeated = match done {
+        match ledger.get(node).filter(|_| header.action.changes()) {
             Some(done) if header.target.round < done.round => {
                 return Err(out_of_order("the worker", header.target.round, done.round));
             }
-            Some(done) if header.target.round == done.round => Some(done.counts),
-            Some(_) | None => None,
-        };
-        if let (Some(refusal), None) = (refusal, repeated) {
+            Some(done) if header.target.round == done.round => return Ok(Turn::Before(done.counts)),
+            Some(_) | None => {}
+        }
+        // What others wait for is done: they had begun before the server drained.
+        let is_due = header.action == RowAction::Push && waiting.has_round();
+        if let Some(refusal) = refusal.as_ref().filter(|_| !is_due) {
             return Err(refusal.clone());
         }
-        let (dim, step) = (usize::try_from(header.spec.dim).expect("DIM_MAX"), header.step);
-        let mut counts = Counts::default();
-        let answer = match (header.action, repeated) {
+        let waits = match header.action {
+            RowAction::Push if waiting.gathers() => {
+                rows.check_push(&upload.ids(), &upload.gradients(*codec))?;
+                waiting.hold_push(*node, exchange);
+                true
+            }
+            RowAction::Pull => waiting.holds_pull(*node, exchange),
+            RowAction::Push | RowAction::Look | RowAction::Shrink | RowAction::Stats | RowAction::Clear => false,
+        };
+        Ok(if waits { Turn::Later } else { Turn::Now })
+    }
+
+    /// Does a use, unless it was done `before`, and answers it.
+    fn serve(
+        &mut self,
+        resources: &SumResources,
+        exchange: ExchangeId,
+        before: Option<Counts>,
+        say: &mut impl FnMut(Event),
+    ) {
+        let answer = self.answer(exchange, before);
+        self.end(resources, exchange, answer, say);
+    }
+
+    fn answer(&mut self, exchange: ExchangeId, before: Option<Counts>) -> Result<Answer> {
+        let Self { id, rows, codec, uploads, .. } = self;
+        let upload = &uploads[&exchange];
+        let header = upload.asked.header;
+        let rows = rows.as_mut().ok_or_else(|| rows_lost(*id))?;
+        let answer = match (header.action, before) {
             (RowAction::Pull | RowAction::Look, _) => {
-                let mut numbers = vec![0.0; ids.len() * dim];
-                let trains = header.action == RowAction::Pull && repeated.is_none();
-                rows.pull(&ids, trains, step, &mut numbers)?;
-                Answer::Numbers(numbers)
+                let ids = upload.ids();
+                let pulled = rows.pull(&ids, header.action == RowAction::Pull && before.is_none(), header.step)?;
+                Answer::Rows(ids, pulled)
             }
             (RowAction::Push, None) => {
-                let mut gradients: Vec<f32> =
-                    rest.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
-                rows.push(&ids, step, &mut gradients)?;
+                rows.push(&upload.ids(), header.step, &upload.gradients(*codec))?;
                 Answer::Nothing
             }
-            (RowAction::Shrink, None) => {
-                let [decay, min_score, max_idle] = bounds(rest)?;
-                counts = rows.shrink(f64::from_bits(decay) as f32, f64::from_bits(min_score) as f32, max_idle);
-                Answer::Counts(counts)
-            }
+            (RowAction::Shrink, None) => Answer::Counts(rows.shrink(bounds(&upload.body)?)),
             (RowAction::Clear, None) => {
                 rows.clear();
                 Answer::Nothing
@@ -211,82 +275,154 @@ impl Part {
             (RowAction::Shrink, Some(counts)) => Answer::Counts(counts),
             (RowAction::Push | RowAction::Clear, Some(_)) => Answer::Nothing,
         };
-        if header.action.changes() && repeated.is_none() {
-            self.ledger.insert(*node, Done { round: header.target.round, counts });
+        if header.action.changes() && before.is_none() {
+            let counts = if let Answer::Counts(counts) = answer { counts } else { Counts::default() };
+            self.note(exchange, counts);
         }
         Ok(answer)
+    }
+
+    /// Does the pushes of a round as one.
+    fn push_merged(&mut self, pushes: &[ExchangeId]) -> Result<()> {
+        let Self { id, rows, codec, uploads, .. } = self;
+        let rows = rows.as_mut().ok_or_else(|| rows_lost(*id))?;
+        let uploads: Vec<&Upload> = pushes.iter().map(|exchange| &uploads[exchange]).collect();
+        let spec = uploads[0].asked.header.spec;
+        let Turns::Sync { merge } = spec.turns else { unreachable!("pushes of other tables do not gather") };
+        let mut merged = Merged::new(usize::try_from(spec.dim).expect("DIM_MAX"));
+        uploads.iter().for_each(|upload| merged.add(&upload.ids(), &upload.gradients(*codec)));
+        merged.finish(merge, uploads.len());
+        let step = uploads.iter().map(|upload| upload.asked.header.step).max().unwrap_or_default();
+        rows.push(merged.ids(), step, &merged)
+    }
+
+    /// Notes that a change was done.
+    fn note(&mut self, exchange: ExchangeId, counts: Counts) {
+        let AskedRows { node, header, .. } = &*self.uploads[&exchange].asked;
+        self.ledger.insert(*node, Done { round: header.target.round, counts });
+        if header.action == RowAction::Push {
+            self.waiting.pushed(*node);
+        }
+    }
+
+    /// A use is over.
+    fn end(
+        &mut self,
+        resources: &SumResources,
+        exchange: ExchangeId,
+        answer: Result<Answer>,
+        say: &mut impl FnMut(Event),
+    ) {
+        let upload = self.uploads.remove(&exchange).expect("it is under way");
+        let AskedRows { header, epoch, block_bytes, .. } = *upload.asked;
+        let refusal = match answer {
+            Ok(answer) => {
+                let answered = RowsAnswer {
+                    target: Target { epoch, ..header.target },
+                    version: Version(self.rows.as_ref().map_or(0, Rows::version)),
+                    body_bytes: header.answer_bytes(),
+                    checksum: header.checksum.is_some() && header.answer_bytes() > 0,
+                };
+                self.send(resources, exchange, answered, &answer, block_bytes, say);
+                None
+            }
+            Err(error) => Some(error),
+        };
+        say(self.served(exchange, refusal));
+    }
+
+    /// Sends an answer and its body, in blocks.
+    fn send(
+        &self,
+        resources: &SumResources,
+        exchange: ExchangeId,
+        header: RowsAnswer,
+        answer: &Answer,
+        block_bytes: u64,
+        say: &mut impl FnMut(Event),
+    ) {
+        say(Event::Send(Outgoing::Answer { exchange, header: Response::Rows(header) }));
+        let mut crc = 0;
+        let mut block = |bytes: usize, write: &mut dyn FnMut(&mut [u8])| {
+            let mut lease: Lease = resources.pool.lease(bytes);
+            write(&mut lease);
+            if header.checksum {
+                crc = checksum(crc, &lease);
+            }
+            say(Event::Send(Outgoing::Block { exchange, block: lease.freeze() }));
+        };
+        match (answer, &self.rows) {
+            (Answer::Rows(ids, pulled), Some(rows)) => {
+                let row_bytes = self.codec.row_bytes();
+                let run = usize::try_from(block_bytes).unwrap_or(usize::MAX) / row_bytes;
+                for first in (0..ids.len()).step_by(run.max(1)) {
+                    let some = first..ids.len().min(first.saturating_add(run.max(1)));
+                    block(some.len() * row_bytes, &mut |to| {
+                        rows.read(pulled, ids, some.clone(), |at, row| {
+                            self.codec.write(row, &mut to[at * row_bytes..][..row_bytes]);
+                        });
+                    });
+                }
+            }
+            (Answer::Counts(counts), _) => block(8 * counts.len(), &mut |to| {
+                to.as_chunks_mut().0.iter_mut().zip(counts).for_each(|(to, count)| *to = count.to_le_bytes());
+            }),
+            (Answer::Nothing | Answer::Rows(..), _) => {}
+        }
+        say(Event::Send(Outgoing::End { exchange, checksum: crc }));
     }
 }
 
 impl Upload {
+    fn of(asked: Box<AskedRows>, pool: &Pool) -> Self {
+        let body = pool.lease(usize::try_from(asked.header.body_bytes()).expect("PART_BYTES_MAX"));
+        Self { asked, body, came: 0 }
+    }
+
     fn take(&mut self, resources: &SumResources, bytes: &[u8]) {
-        let whole = usize::try_from(self.asked.header.body_bytes()).expect("PART_BYTES_MAX");
-        if self.body.capacity() < whole {
-            self.body.reserve_exact(whole - self.body.len());
-        }
-        let at = self.body.len();
-        let taken = bytes.len().min(whole - at);
-        self.body.resize(at + taken, 0);
-        resources.copies.copy(&bytes[..taken], &mut self.body[at..]);
+        let taken = bytes.len().min(self.body.len() - self.came);
+        resources.copies.copy(&bytes[..taken], &mut self.body[self.came..][..taken]);
+        self.came += taken;
     }
 
     fn is_whole(&self) -> bool {
-        self.body.len() as u64 == self.asked.header.body_bytes()
+        self.came == self.body.len()
     }
 
-    /// The ids, and what follows them.
-    fn parsed(&self) -> (Vec<u64>, &[u8]) {
-        let (ids, rest) = self.body.split_at(usize::try_from(8 * self.asked.header.ids).expect("IDS_MAX"));
-        (ids.as_chunks().0.iter().map(|bytes| u64::from_le_bytes(*bytes)).collect(), rest)
+    fn ids(&self) -> Vec<u64> {
+        self.body[..self.bytes_of_ids()].as_chunks().0.iter().map(|bytes| u64::from_le_bytes(*bytes)).collect()
+    }
+
+    fn gradients(&self, codec: RowCodec) -> Came<'_> {
+        Came { codec, bytes: &self.body[self.bytes_of_ids()..] }
+    }
+
+    fn bytes_of_ids(&self) -> usize {
+        usize::try_from(8 * self.asked.header.ids).expect("IDS_MAX")
     }
 }
 
-/// The numbers of a shrink, of which the first two are floats.
-fn bounds(body: &[u8]) -> Result<[u64; 3]> {
-    let (numbers, _) = body.as_chunks::<8>();
-    let numbers = [0, 1, 2].map(|index| u64::from_le_bytes(numbers[index]));
-    let [decay, min_score] = [numbers[0], numbers[1]].map(f64::from_bits);
+impl Gradients for Came<'_> {
+    fn numbers(&self) -> usize {
+        self.bytes.len() / self.codec.row_bytes() * self.codec.dim()
+    }
+
+    fn read(&self, at: usize, gradient: &mut [f32]) {
+        let row_bytes = self.codec.row_bytes();
+        self.codec.read(&self.bytes[at * row_bytes..][..row_bytes], gradient);
+    }
+}
+
+/// What the body of a shrink says.
+fn bounds(body: &[u8]) -> Result<ShrinkBounds> {
+    let numbers: Vec<u64> = body.as_chunks().0.iter().map(|bytes| u64::from_le_bytes(*bytes)).collect();
+    let &[decay, min_score, max_idle, floor] = &*numbers else { unreachable!("its header was checked") };
+    let [decay, min_score] = [decay, min_score].map(f64::from_bits);
     if !(0.0..=1.0).contains(&decay) || !min_score.is_finite() {
         let problem = format!("are a decay of {decay} and a score of {min_score}");
         return Err(Error::Protocol { peer: "the worker".to_owned(), field: "bounds".to_owned(), problem });
     }
-    Ok(numbers)
-}
-
-/// Sends an answer and its body, in blocks.
-fn send(
-    resources: &SumResources,
-    exchange: ExchangeId,
-    header: RowsAnswer,
-    answer: Answer,
-    block_bytes: u64,
-    say: &mut impl FnMut(Event),
-) {
-    say(Event::Send(Outgoing::Answer { exchange, header: Response::Rows(header) }));
-    let mut crc = 0;
-    let mut block = |bytes: usize, write: &mut dyn FnMut(&mut [u8])| {
-        let mut lease: Lease = resources.pool.lease(bytes);
-        write(&mut lease);
-        if header.checksum {
-            crc = checksum(crc, &lease);
-        }
-        say(Event::Send(Outgoing::Block { exchange, block: lease.freeze() }));
-    };
-    match answer {
-        Answer::Nothing => {}
-        Answer::Numbers(numbers) => {
-            let run = usize::try_from(block_bytes / 4).expect("a block").max(1);
-            for numbers in numbers.chunks(run) {
-                block(4 * numbers.len(), &mut |to| {
-                    to.as_chunks_mut().0.iter_mut().zip(numbers).for_each(|(to, number)| *to = number.to_le_bytes());
-                });
-            }
-        }
-        Answer::Counts(counts) => block(8 * counts.len(), &mut |to| {
-            to.as_chunks_mut().0.iter_mut().zip(counts).for_each(|(to, count)| *to = count.to_le_bytes());
-        }),
-    }
-    say(Event::Send(Outgoing::End { exchange, checksum: crc }));
+    Ok(ShrinkBounds { decay, min_score, max_idle, floor })
 }
 
 /// The answer to a use of a part whose memory a defect of the server has lost.

@@ -104,7 +104,10 @@ fn bad_bodies_are_refused_with_what_is_wrong_and_change_nothing() {
     let rising = {
         let header = world.header(RowAction::Shrink, &[], 4);
         let exchange = world.open(0, header);
-        world.bring(exchange, &[2.0f64.to_le_bytes(), 0.0f64.to_le_bytes(), 0u64.to_le_bytes()].concat());
+        world.bring(
+            exchange,
+            &[2.0f64.to_le_bytes(), 0.0f64.to_le_bytes(), 0u64.to_le_bytes(), 0u64.to_le_bytes()].concat(),
+        );
         world.outcome(exchange).unwrap().unwrap_err()
     };
     assert!(twice.to_string().contains("5 comes twice") && odd.to_string().contains("not finite"), "{twice} {odd}");
@@ -151,7 +154,10 @@ fn counts_are_those_of_the_rows_and_a_shrink_that_comes_again_tells_the_first() 
     for _ in 0..2 {
         let header = world.header(RowAction::Shrink, &[], 2);
         let exchange = world.open(0, header);
-        world.bring(exchange, &[1.0f64.to_le_bytes(), 0.5f64.to_le_bytes(), 9u64.to_le_bytes()].concat());
+        world.bring(
+            exchange,
+            &[1.0f64.to_le_bytes(), 0.5f64.to_le_bytes(), 9u64.to_le_bytes(), 0u64.to_le_bytes()].concat(),
+        );
         assert_eq!(world.counts(exchange)[..3], [3, 1, 2]);
     }
     let stats = world.open(0, world.header(RowAction::Stats, &[], 3));
@@ -195,6 +201,104 @@ fn a_server_that_drains_takes_no_new_use_and_answers_repeats() {
     let error = world.push(0, 1, &[5], &[1.0; 2]).unwrap_err();
     assert!(error.to_string().contains("draining"), "{error}");
     assert!(world.node.is_drained());
+}
+
+#[test]
+fn where_workers_wait_a_row_makes_one_step_by_the_mean_of_all() {
+    for (merge, due) in [("", [-2.0, -3.0]), (",merge=sum", [-4.0, -6.0])] {
+        let mut world = World::of(2);
+        let spec = format!("sgd:lr=1;dim=2,mode=sync{merge}");
+        let first = world.begin(0, &spec, push_of(&[5, 6], &[1.0, 2.0, 8.0, 8.0], 0));
+        assert_eq!(world.outcome(first), None);
+        // The first is heard of twice, as after a connection that broke.
+        world.tear(first);
+        let again = world.begin(0, &spec, push_of(&[5, 6], &[1.0, 2.0, 8.0, 8.0], 0));
+        let second = world.begin(1, &spec, push_of(&[5], &[3.0, 4.0], 0));
+        assert_eq!(
+            [again, second].map(|exchange| world.outcome(exchange)),
+            [Some(Ok(Vec::new())), Some(Ok(Vec::new()))]
+        );
+        let repeated = world.begin(1, &spec, push_of(&[5], &[3.0, 4.0], 0));
+        assert_eq!(world.outcome(repeated), Some(Ok(Vec::new())), "it was done");
+        let look = world.begin(1, &spec, (header(RowAction::Look, &[5], 1), bytes_of(&[5])));
+        assert_eq!(floats_of(&world.outcome(look).unwrap().unwrap()), due);
+    }
+}
+
+#[test]
+fn a_push_that_is_wrong_is_refused_alone_and_the_others_go_on_waiting() {
+    let mut world = World::of(2);
+    let spec = "sgd:lr=1;dim=2,mode=sync";
+    let first = world.begin(0, spec, push_of(&[5], &[1.0, 2.0], 0));
+    let wrong = world.begin(1, spec, push_of(&[5, 5], &[1.0; 4], 0));
+    assert!(world.outcome(wrong).unwrap().unwrap_err().to_string().contains("comes twice"));
+    assert_eq!(world.outcome(first), None);
+    let right = world.begin(1, spec, push_of(&[], &[], 1));
+    assert_eq!([first, right].map(|exchange| world.outcome(exchange)), [Some(Ok(Vec::new())), Some(Ok(Vec::new()))]);
+}
+
+#[test]
+fn who_is_lost_is_waited_for_no_more() {
+    let mut world = World::of(3);
+    let spec = "sgd:lr=1;dim=2,mode=sync";
+    let first = world.begin(0, spec, push_of(&[5], &[1.0, 2.0], 0));
+    let second = world.begin(1, spec, push_of(&[5], &[3.0, 4.0], 0));
+    world.node.handle_member(MemberEvent::View(view(2, 2, Phase::Running)));
+    world.settle();
+    assert_eq!([first, second].map(|exchange| world.outcome(exchange)), [Some(Ok(Vec::new())), Some(Ok(Vec::new()))]);
+}
+
+#[test]
+fn a_server_that_drains_completes_the_round_that_others_began() {
+    let mut world = World::of(2);
+    let spec = "sgd:lr=1;dim=2,mode=sync";
+    let first = world.begin(0, spec, push_of(&[5], &[1.0, 2.0], 0));
+    world.node.handle_drain();
+    let second = world.begin(1, spec, push_of(&[5], &[3.0, 4.0], 0));
+    assert_eq!([first, second].map(|exchange| world.outcome(exchange)), [Some(Ok(Vec::new())), Some(Ok(Vec::new()))]);
+    let next = world.begin(0, spec, push_of(&[5], &[1.0, 2.0], 1));
+    assert!(world.outcome(next).unwrap().unwrap_err().to_string().contains("draining"));
+    assert!(world.node.is_drained());
+}
+
+#[test]
+fn nobody_pulls_who_is_too_far_ahead_of_the_slowest() {
+    let mut world = World::of(2);
+    let spec = "sgd:lr=1;dim=2,mode=ssp,ahead=1";
+    let pull = |world: &mut World, rank, round| {
+        world.begin(rank, spec, (header(RowAction::Pull, &[5], round), bytes_of(&[5])))
+    };
+    for round in 0..2 {
+        let push = world.begin(0, spec, push_of(&[5], &[1.0, 1.0], 2 * round));
+        assert_eq!(world.outcome(push), Some(Ok(Vec::new())));
+        let pulled = pull(&mut world, 0, 2 * round + 1);
+        let is_early = round == 1;
+        assert_eq!(world.outcome(pulled).is_none(), is_early);
+        if is_early {
+            let slow = world.begin(1, spec, push_of(&[5], &[2.0, 2.0], 0));
+            assert_eq!(world.outcome(slow), Some(Ok(Vec::new())));
+            assert_eq!(floats_of(&world.outcome(pulled).unwrap().unwrap()), [-4.0, -4.0]);
+        }
+    }
+    let slow = pull(&mut world, 1, 1);
+    assert!(world.outcome(slow).is_some(), "the slowest waits for nobody");
+}
+
+#[test]
+fn rows_travel_in_the_form_of_the_table() {
+    let mut world = World::of(1);
+    let spec = "sgd:lr=1;dim=2,codec=int8";
+    // A scale of 1, and two whole numbers of it, as of an independent script.
+    let gradient = [1.0f32.to_le_bytes().as_slice(), &[127, 0xf6]].concat();
+    let body = [bytes_of(&[5]), gradient].concat();
+    let push = world.begin(0, spec, (header(RowAction::Push, &[5], 0), body));
+    assert_eq!(world.outcome(push), Some(Ok(Vec::new())));
+    let look = world.begin(0, spec, (header(RowAction::Look, &[5], 1), bytes_of(&[5])));
+    let row = world.outcome(look).unwrap().unwrap();
+    assert_eq!(row, [1.0f32.to_le_bytes().as_slice(), &[0x81, 10]].concat());
+    let odd = [bytes_of(&[5]), f32::NAN.to_le_bytes().to_vec(), vec![1, 1]].concat();
+    let push = world.begin(0, spec, (header(RowAction::Push, &[5], 2), odd));
+    assert!(world.outcome(push).unwrap().unwrap_err().to_string().contains("not finite"));
 }
 
 #[test]
@@ -251,6 +355,13 @@ impl World {
         self.open_any(rank, Request::Rows(header))
     }
 
+    /// Opens an exchange of a table, and brings all of its body.
+    fn begin(&mut self, rank: u32, spec: &str, (header, body): (Rows, Vec<u8>)) -> ExchangeId {
+        let exchange = self.open(rank, Rows { spec: spec.parse().unwrap(), ..header });
+        self.bring(exchange, &body);
+        exchange
+    }
+
     fn open_any(&mut self, rank: u32, header: Request) -> ExchangeId {
         self.exchanges += 1;
         let exchange = ExchangeId(self.exchanges);
@@ -298,8 +409,7 @@ impl World {
     fn pull(&mut self, rank: u32, round: u64, ids: &[u64]) -> Vec<f32> {
         let exchange = self.open(rank, header(RowAction::Pull, ids, round));
         self.bring(exchange, &bytes_of(ids));
-        let body = self.outcome(exchange).unwrap().unwrap();
-        body.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()
+        floats_of(&self.outcome(exchange).unwrap().unwrap())
     }
 
     fn push(&mut self, rank: u32, round: u64, ids: &[u64], gradients: &[f32]) -> Result<Vec<u8>, Error> {
@@ -378,6 +488,10 @@ fn header(action: RowAction, ids: &[u64], round: u64) -> Rows {
 fn push_of(ids: &[u64], gradients: &[f32], round: u64) -> (Rows, Vec<u8>) {
     let gradients: Vec<u8> = gradients.iter().flat_map(|number| number.to_le_bytes()).collect();
     (header(RowAction::Push, ids, round), [bytes_of(ids), gradients].concat())
+}
+
+fn floats_of(bytes: &[u8]) -> Vec<f32> {
+    bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()
 }
 
 fn bytes_of(ids: &[u64]) -> Vec<u8> {

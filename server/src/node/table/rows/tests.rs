@@ -54,7 +54,7 @@ fn rows_are_those_of_a_map_whatever_comes() {
                     oracle.clear();
                 }
                 _ => {
-                    let gone = rows.shrink(1.0, -1.0, 5);
+                    let gone = rows.shrink(bounds(1.0, -1.0, 5));
                     assert_eq!(gone[0], oracle.len() as u64, "seed {seed}");
                     oracle.retain(|id, _| rows.find(*id).is_some());
                     assert_eq!((gone[0] - gone[1], gone[2]), (oracle.len() as u64, oracle.len() as u64), "seed {seed}");
@@ -81,8 +81,8 @@ fn a_use_that_is_wrong_changes_nothing() {
         (rows.push(&[second, second], 1, &mut [1.0; 2]), "comes twice"),
         (rows.push(&[ours, second], 1, &mut [1.0, f32::NAN]), "not finite"),
         (rows.push(&many, 1, &mut [1.0; 513]), "of 512 that are their share of 1024"),
-        (rows.pull(&[other], false, 1, &mut [0.0]), "of shard"),
-        (rows.pull(&many, true, 1, &mut [0.0; 513]), "of 512 that are their share of 1024"),
+        (rows.pull(&[other], false, 1).map(drop), "of shard"),
+        (rows.pull(&many, true, 1).map(drop), "of 512 that are their share of 1024"),
     ] {
         let error = wrong.unwrap_err().to_string();
         assert!(error.contains(named), "{error}");
@@ -134,7 +134,7 @@ fn a_full_table_lets_rows_make_room_but_none_of_the_use_itself() {
     assert!(many.iter().all(|id| rows.find(*id).is_some()));
     assert_eq!((rows.counts()[1], rows.counts()[2]), (9, 8));
     let too_many: Vec<u64> = (300..309).collect();
-    let refused = rows.pull(&too_many, true, 0, &mut [0.0; 9]).unwrap_err().to_string();
+    let refused = rows.pull(&too_many, true, 0).unwrap_err().to_string();
     assert!(refused.contains("more ids than it may have rows"), "{refused}");
     assert_eq!(pulled(&mut rows, &[1], true), [0.0], "what made room begins anew");
 }
@@ -148,11 +148,44 @@ fn a_shrink_removes_what_is_worth_little_and_what_is_idle() {
         rows.push(&ids, step, &mut gradients).unwrap();
     }
     // Scores 4, 3, 2, 1, and all used at step 4.
-    assert_eq!(rows.shrink(0.5, 1.0, 10)[..3], [4, 1, 3], "the score of 3 is 0.5 now");
+    assert_eq!(rows.shrink(bounds(0.5, 1.0, 10))[..3], [4, 1, 3], "the score of 3 is 0.5 now");
     assert!(rows.find(2).is_some() && rows.find(3).is_none());
     rows.push(&[0], 20, &mut [1.0]).unwrap();
-    assert_eq!(rows.shrink(1.0, 0.0, 15)[..3], [3, 2, 1], "1 and 2 were not used for 16 steps");
+    assert_eq!(rows.shrink(bounds(1.0, 0.0, 15))[..3], [3, 2, 1], "1 and 2 were not used for 16 steps");
     assert_eq!(rows.counts()[1], 3);
+}
+
+#[test]
+fn a_floor_of_rows_stays_those_of_the_highest_scores() {
+    let mut rows = rows_of("sgd;dim=1");
+    for id in 0..10 {
+        (0..=id).for_each(|_| rows.push(&[id], 1, &[1.0]).unwrap());
+    }
+    // Scores from 1 to 10.
+    let floor = ShrinkBounds { floor: 4, ..bounds(1.0, 8.0, u64::MAX) };
+    assert_eq!(rows.shrink(floor)[..3], [10, 6, 4]);
+    assert!((6..10).all(|id| rows.find(id).is_some()));
+    let high = ShrinkBounds { floor: 100, ..bounds(0.0, 1.0, 0) };
+    assert_eq!(rows.shrink(high)[..3], [4, 0, 4]);
+}
+
+#[test]
+fn a_row_that_nobody_uses_for_long_is_gone_and_begins_anew() {
+    let mut rows = rows_of("sgd:lr=1;dim=1,ttl=3");
+    rows.push(&[1, 2, 3], 0, &[1.0; 3]).unwrap();
+    rows.push(&[2], 3, &[1.0]).unwrap();
+    assert_eq!(pulled(&mut rows, &[1], false), [-1.0], "3 steps are not more than 3");
+    rows.push(&[9], 4, &[1.0]).unwrap();
+    assert_eq!(pulled(&mut rows, &[1, 2, 3], false), [0.0, -2.0, 0.0]);
+    rows.push(&[1], 4, &[5.0]).unwrap();
+    assert_eq!(pulled(&mut rows, &[1], true), [-5.0]);
+    // As many others are looked at as ids are used.
+    for step in 5..8 {
+        rows.push(&[9], step, &[1.0]).unwrap();
+    }
+    assert_eq!((rows.counts()[1], rows.counts()[2]), (3, 3), "1 and 3 were gone, and then 2 expired too");
+    rows.push(&[9], 8, &[1.0]).unwrap();
+    assert!(rows.find(3).is_none());
 }
 
 #[test]
@@ -161,10 +194,9 @@ fn memory_is_what_was_said() {
         let spec: TableSpec = format!("{text};dim={dim}").parse().unwrap();
         let mut rows = Rows::new(spec, Shards::ALL, Kernels::detect());
         let ids: Vec<u64> = (0..50_000).collect();
-        let mut came = vec![0.0; ids.len() * dim];
         for ids in ids.chunks(5000) {
             let before = rows.bytes();
-            rows.pull(ids, true, 0, &mut came[..ids.len() * dim]).unwrap();
+            rows.pull(ids, true, 0).unwrap();
             assert!(rows.bytes() - before <= Rows::growth_max(&spec, ids.len() as u64), "{text} {dim}");
         }
         // The entries of a hash table of 4 bytes and one byte of control, at the load that it has.
@@ -193,10 +225,38 @@ fn rows_of(text: &str) -> Rows {
 }
 
 fn pulled(rows: &mut Rows, ids: &[u64], trains: bool) -> Vec<f32> {
-    let mut came = vec![0.0; ids.len() * rows.dim()];
     let step = rows.step;
-    rows.pull(ids, trains, step, &mut came).unwrap();
+    let pulled = rows.pull(ids, trains, step).unwrap();
+    let mut came = Vec::new();
+    rows.read(&pulled, ids, 0..ids.len(), |at, row| {
+        assert_eq!(at * row.len(), came.len());
+        came.extend_from_slice(row);
+    });
     came
+}
+
+fn bounds(decay: f64, min_score: f64, max_idle: u64) -> ShrinkBounds {
+    ShrinkBounds { decay, min_score, max_idle, ..ShrinkBounds::KEEP }
+}
+
+impl Gradients for Vec<f32> {
+    fn numbers(&self) -> usize {
+        self.len()
+    }
+
+    fn read(&self, at: usize, gradient: &mut [f32]) {
+        gradient.copy_from_slice(&self[at * gradient.len()..][..gradient.len()]);
+    }
+}
+
+impl<const N: usize> Gradients for [f32; N] {
+    fn numbers(&self) -> usize {
+        N
+    }
+
+    fn read(&self, at: usize, gradient: &mut [f32]) {
+        gradient.copy_from_slice(&self[at * gradient.len()..][..gradient.len()]);
+    }
 }
 
 /// Numbers that follow from a seed.
