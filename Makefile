@@ -37,7 +37,7 @@ demo: $(VENV)/installed $(DEMO_VENV)/installed ## two workers, two servers, real
 
 test: $(VENV)/requirements ## everything CI runs
 	@$(MAKE) --no-print-directory -j2 --output-sync=line built-for-tests .venv-tensorflow/installed .venv-jax/installed
-	@$(MAKE) --no-print-directory test-rust test-python test-tensorflow-quick test-jax-quick TRANSPORTS_AT_MOST=2
+	@$(MAKE) --no-print-directory test-rust test-python test-tensorflow-quick test-jax-quick TRANSPORTS_AT_MOST=1
 	@$(call count_skips,$(SKIPS)/rust $(SKIPS)/python)
 	@echo "Left out, each with a target: transports, frameworks, torch-oldest, static, net, hostile, faults, kills, churn, lasting, soak, cycles, models (make test-...), fuzz, gpu-check"
 
@@ -99,7 +99,7 @@ servers:
 # jobs, and `conftest.py` sorts the files. A plain `pytest` runs the same tests one after another.
 SIDE_BY_SIDE := -n 3 --dist loadfile --no-loadscope-reorder
 
-test-transports: test-python ## Python's tests, each over all transports that it names; `make test` tries two of three (20 minutes)
+test-transports: test-python ## Python's tests, each over all transports that it names; `make test` tries one for each test (20 minutes)
 
 test-python: $(TESTED) fakes servers
 	@mkdir -p $(SKIPS) && rm -f $(SKIPS)/python

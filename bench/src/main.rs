@@ -14,6 +14,7 @@ mod latency;
 mod net;
 mod push_pull;
 mod reduce;
+mod rows;
 mod sched;
 mod small;
 mod transport;
@@ -55,6 +56,8 @@ enum Question {
     Rule(rule::Arguments),
     Sched(sched::Arguments),
     Small(Box<small::Arguments>),
+    #[command(name = "table")]
+    Rows(rows::Arguments),
     Transport(Box<transport::Arguments>),
     Page(page::Arguments),
     Suite(suite::Arguments),
@@ -103,6 +106,7 @@ fn main() -> ExitCode {
         Question::Rule(arguments) => rule::answer(&arguments),
         Question::Sched(arguments) => sched::answer(&arguments),
         Question::Small(arguments) => small::answer(&arguments),
+        Question::Rows(arguments) => rows::answer(&arguments),
         Question::Transport(arguments) => transport::answer(&arguments),
         Question::Page(arguments) => page::answer(&arguments),
         Question::Suite(arguments) => suite::answer(&arguments),

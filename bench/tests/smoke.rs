@@ -47,6 +47,19 @@ fn several_servers_share_tensors_that_are_in_flight_together() {
 }
 
 #[test]
+fn rows_of_tables_are_verified_over_each_road_and_form() {
+    let few = ["--ids", "300", "--dim", "3,16", "--servers", "1,2"];
+    for codec in ["none", "int8"] {
+        let text = succeeded(&bench(&[&["table", "--smoke", "--codec", codec], &few[..]].concat()));
+        for contender in ["store", "shm-1", "shm-2", "quic-1", "quic-2", "memory"] {
+            assert_eq!(text.matches(&format!("{contender} ")).count(), 8, "uses, lengths, spreads: {text}");
+        }
+    }
+    let refused = bench(&["table", "--smoke", "--codec", "topk"]);
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("none, bf16, fp16, int8"), "{refused:?}");
+}
+
+#[test]
 fn a_wrong_sum_fails_the_run() {
     for question in ["push-pull", "transport", "latency", "small"] {
         let ended = bench(&[question, "--smoke", "--plant-wrong-sum"]);

@@ -10,8 +10,8 @@ A test marked `workers(2, 4)` runs with 2 and with 4. `servers=`, `settings=` (k
 
 Each of these tests names its transports, `over("local", "shm", "quic")`, and runs once over each of them (`TRANSPORTS`
 in `processes.py` has them all). A mark of a test counts instead of the mark of its module. The name of the transport is
-the parameter `transport`, which any other test or fixture may also ask for. With `TRANSPORTS_AT_MOST=2` in the
-environment, a test that names three runs over two of them, which depend on its module, so that each transport is tried.
+the parameter `transport`, which any other test or fixture may also ask for. With `TRANSPORTS_AT_MOST=1` in the
+environment, each test runs over one of them, which depends on its name, so that each transport is tried in each module.
 """
 
 from __future__ import annotations
@@ -80,14 +80,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             raise pytest.UsageError(f"{metafunc.definition.nodeid} names no transport: mark it over(...)")
         if "transport" not in names:
             names.append("transport")
-        metafunc.parametrize("transport", chosen(named.args, metafunc.module.__name__), scope="module")
+        metafunc.parametrize("transport", chosen(named.args, f"{metafunc.module.__name__}.{metafunc.function.__name__}"), scope="module")
 
 
-def chosen(transports: Sequence[str], module: str) -> list[str]:
-    """Those of the transports over which the tests of a module run: all, or as many as `TRANSPORTS_AT_MOST` says."""
+def chosen(transports: Sequence[str], test: str) -> list[str]:
+    """Those of the transports over which a test runs: all, or as many as `TRANSPORTS_AT_MOST` says."""
     count = len(transports)
     at_most = int(os.environ.get("TRANSPORTS_AT_MOST", count))
-    first = zlib.crc32(module.encode()) % count
+    first = zlib.crc32(test.encode()) % count
     return [transport for index, transport in enumerate(transports) if (index - first) % count < at_most]
 
 

@@ -49,18 +49,40 @@ pub(crate) struct Means {
     pub(crate) copies: Copies,
 }
 
+impl Means {
+    /// Those of a worker that this join string lets in.
+    ///
+    /// # Errors
+    /// Why it is not let in.
+    pub(crate) fn of(join: &str, config: &Config) -> Result<Self, String> {
+        let text = |error: gradlane_core::Error| error.to_string();
+        let join: JoinString = join.parse().map_err(text)?;
+        let credentials = Arc::new(Credentials::enroll(&join, Role::Worker, config.join_timeout).map_err(text)?);
+        let copies = Copies::default();
+        let transport = Arc::new(Router::new(config, &credentials, &copies).map_err(text)?);
+        Ok(Self { coordinator: join.address, credentials, transport, copies })
+    }
+
+    /// An engine that has joined as this rank. Returns when all other ranks have joined too.
+    ///
+    /// # Errors
+    /// Why it could not.
+    pub(crate) fn engine(self, rank: u32, ranks: u32, config: Config) -> Result<Engine, String> {
+        let Self { coordinator, credentials, transport, copies } = self;
+        let member = MemberConfig { requested: Some(rank), workers: ranks, ..process::member(Role::Worker, &config) };
+        Engine::start(EngineOptions { config, member, coordinator, credentials, transport, copies, device: None })
+            .map_err(|error| error.to_string())
+    }
+}
+
 impl Worker {
     /// Joins as this rank. Returns when all other ranks have joined too.
     ///
     /// # Errors
     /// Why it could not.
     pub(crate) fn start(rank: u32, ranks: u32, config: Config, means: Means) -> Result<Self, String> {
-        let Means { coordinator, credentials, transport, copies } = means;
-        let member = MemberConfig { requested: Some(rank), workers: ranks, ..process::member(Role::Worker, &config) };
         let shutdown = config.shutdown_timeout;
-        let engine =
-            Engine::start(EngineOptions { config, member, coordinator, credentials, transport, copies, device: None })
-                .map_err(|error| error.to_string())?;
+        let engine = means.engine(rank, ranks, config)?;
         let case = Case::single("meeting", 4, DType::F32, Op::Sum, 1);
         let meeting = (case.clone(), Buffers::new(&case, rank, ranks));
         let (backlog, under_way, batch, operations) = (None, Vec::new(), None, None);
@@ -70,14 +92,10 @@ impl Worker {
 
 impl Exchanger for Worker {
     fn join(rank: u32, ranks: u32, with: &BTreeMap<String, String>) -> Result<Self, String> {
-        let text = |error: gradlane_core::Error| error.to_string();
         let settings = with.get(SETTINGS).map_or("{}", String::as_str);
         let config = config(&serde_json::from_str(settings).map_err(|cause| format!("settings: {cause}"))?)?;
-        let join: JoinString = with.get(JOIN).map_or("", String::as_str).parse().map_err(text)?;
-        let credentials = Arc::new(Credentials::enroll(&join, Role::Worker, config.join_timeout).map_err(text)?);
-        let copies = Copies::default();
-        let transport = Arc::new(Router::new(&config, &credentials, &copies).map_err(text)?);
-        Self::start(rank, ranks, config, Means { coordinator: join.address, credentials, transport, copies })
+        let means = Means::of(with.get(JOIN).map_or("", String::as_str), &config)?;
+        Self::start(rank, ranks, config, means)
     }
 
     fn prepare(&mut self, case: &Case) -> Result<(), String> {

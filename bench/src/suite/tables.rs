@@ -70,6 +70,7 @@ pub(super) fn all() -> Vec<Table> {
             ..table("codec", &["codec"], Nothing)
         },
         Table { seconds: 60, targets: &["step adamw/ratio:copy>=0.5"], ..table("rule", &["rule"], Nothing) },
+        Table { seconds: 240, targets: &["store/ratio:memory>=0.5"], ..table("table", &["table"], Nothing) },
         Table {
             peers: &[Gloo, MPI],
             seconds: 420,

@@ -12,7 +12,7 @@ use super::submit::HERE_BYTES_MAX;
 use crate::codec::RowCodec;
 use crate::error::{Error, Result};
 use crate::mem::borrow::{self, Staging};
-use crate::mem::{Copies, Lease, Pool};
+use crate::mem::{Copies, Frozen, Lease, Pool};
 use crate::pipeline::Stage;
 use crate::reduce::Kernels;
 use crate::types::{
@@ -131,7 +131,11 @@ impl RowsUse<'_> {
     ///
     /// # Errors
     /// As [`Engine::use_rows`].
-    pub fn alone(self, id: u64, serve: impl FnOnce(&Rows, &[u8]) -> Result<(Version, Vec<u8>)>) -> Result<RowsHandle> {
+    pub fn alone(
+        self,
+        id: u64,
+        serve: impl FnOnce(&Rows, &[u8]) -> Result<(Version, Option<Frozen>)>,
+    ) -> Result<RowsHandle> {
         Demand::Rows { action: self.action, step: self.step }.check(&self.tensor)?;
         let spec = self.tensor.kind.table().expect("checked just now");
         self.check(&spec, &WorkerId(0).to_string())?;
@@ -151,7 +155,9 @@ impl RowsUse<'_> {
         };
         let (mut answer, copies) = (Pool::new().lease(answer_bytes), Copies::default());
         let used = serve(&header, &body).map(|(version, bytes)| {
-            copies.copy(&bytes, &mut answer);
+            if let Some(bytes) = bytes {
+                copies.copy(&bytes, &mut answer);
+            }
             Effect::accepted(version)
         });
         let counts = if self.action.has_ids() { 0 } else { 1 };

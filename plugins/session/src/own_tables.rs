@@ -3,16 +3,13 @@
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
+use gradlane_core::Result;
 use gradlane_core::engine::{RowsHandle, RowsUse};
 use gradlane_core::mem::{Copies, Pool};
 use gradlane_core::reduce::Kernels;
-use gradlane_core::transport::Outgoing;
-use gradlane_core::types::{ExchangeId, NodeId, PartId, TensorKey, TensorSpec, Version};
-use gradlane_core::wire::{Response, Rows};
-use gradlane_core::{Error, Result};
+use gradlane_core::types::{PartId, TensorKey, TensorSpec};
 use gradlane_server::node::accumulator::SumResources;
-use gradlane_server::node::command::{AskedRows, RowsStep, Served};
-use gradlane_server::node::event::Event;
+use gradlane_server::node::command::RowsStep;
 use gradlane_server::node::table::RowStore;
 
 /// The tables.
@@ -24,11 +21,6 @@ struct Kept {
     declared: BTreeMap<String, TensorSpec>,
     store: RowStore,
 }
-
-/// The only exchange that there is at a time.
-const EXCHANGE: ExchangeId = ExchangeId(0);
-/// Answers are one block.
-const BLOCK_BYTES: u64 = u64::MAX;
 
 impl OwnTables {
     pub(crate) fn new() -> Self {
@@ -52,7 +44,7 @@ impl OwnTables {
             let me = gradlane_core::types::WorkerId(0);
             return Err(found.into_error(tensor.name, me, me));
         }
-        let handle = asked.alone(id, |header, body| serve(&mut kept.store, header, body))?;
+        let handle = asked.alone(id, |header, body| kept.store.serve_alone(header, body))?;
         kept.declared.insert(tensor.name.clone(), tensor);
         Ok(handle)
     }
@@ -66,27 +58,5 @@ impl OwnTables {
                 kept.store.step(part, RowsStep::Drop, &mut |_| {});
             }
         }
-    }
-}
-
-/// What a server would answer.
-fn serve(store: &mut RowStore, header: &Rows, body: &[u8]) -> Result<(Version, Vec<u8>)> {
-    let (mut answered, mut bytes, mut refused) = (None, Vec::new(), None);
-    let mut say = |event| match event {
-        Event::Send(Outgoing::Answer { header: Response::Rows(header), .. }) => answered = Some(header.version),
-        Event::Send(Outgoing::Block { block, .. }) => bytes.extend_from_slice(&block),
-        Event::Served(Served { refusal: Some(error), .. }) => refused = Some(error),
-        _ => {}
-    };
-    let (part, epoch) = (header.target.part, header.target.epoch);
-    let node = NodeId([0; 32]);
-    let workers = std::sync::Arc::new([node]);
-    let asked = Box::new(AskedRows { node, header: *header, epoch, workers, block_bytes: BLOCK_BYTES, refusal: None });
-    store.step(part, RowsStep::Serve { exchange: EXCHANGE, asked }, &mut say);
-    store.receive(part, EXCHANGE, &[body], &mut say);
-    match (refused, answered) {
-        (Some(error), _) => Err(error),
-        (None, Some(version)) => Ok((version, bytes)),
-        (None, None) => Err(Error::Internal { what: "a use of a table was not answered".to_owned() }),
     }
 }

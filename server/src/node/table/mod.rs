@@ -12,6 +12,7 @@
 //! **Memory.** Booked are: the rows of each part, as far as they are there; and for each exchange its body, its answer, and the most by which
 //! it may make the table grow. When the store has done it, the table's part of that stays booked, and the rest is given back.
 
+mod alone;
 mod arena;
 mod machine;
 mod merge;
