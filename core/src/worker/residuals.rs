@@ -22,6 +22,9 @@
 //! memory. This machine tells the server with the next contribution, because the residual of the answers is there: if the part was encoded in
 //! the round before, and all tensors of the part were taken back since. If only some were, the answers go on as they are: a server knows no
 //! tensors. Repeats say the same, because this is a fact about the round.
+//!
+//! **Given.** A caller may have given the servers a residual, as it was saved at another time. The next body says that the answer begins with
+//! it. It is not a fact about the number of the round, because rounds in between may have been none with error feedback.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -51,6 +54,19 @@ struct Residual {
     is_held: bool,
     /// The round that was taken back last, and the tensors whose places in the part were.
     taken_back: Option<(Round, BTreeSet<TensorKey>)>,
+    given: Given,
+}
+
+/// Whether the server was given the residual with which an answer begins.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+enum Given {
+    /// No, or that answer was followed by another round.
+    #[default]
+    No,
+    /// Yes, and the next body that is encoded says so.
+    ToTheNext,
+    /// The body of this round says so, and its repeats.
+    To(Round),
 }
 
 impl Residuals {
@@ -64,6 +80,9 @@ impl Residuals {
     pub(super) fn encode(&mut self, part: PartId, round: Round, is_of_machine: bool) -> Start {
         let residual = self.parts.entry(part).or_default();
         (residual.is_of_machine, residual.encoded) = (is_of_machine, Some(round));
+        if residual.given == Given::ToTheNext {
+            residual.given = Given::To(round);
+        }
         let start = if residual.is_kept { Start::Kept } else { Start::Zero };
         residual.is_kept = planted(self.defect, Defect::ResidualOfFailedKept);
         start
@@ -84,6 +103,18 @@ impl Residuals {
     pub(super) fn hold(&mut self, part: PartId, is_of_machine: bool) {
         let residual = self.parts.entry(part).or_default();
         (residual.is_held, residual.is_of_machine) = (true, is_of_machine);
+    }
+
+    /// The server of a part has the residual with which the next answer begins. It takes the place of what the answers before have left, so
+    /// of those nothing is taken back any more.
+    pub(super) fn give(&mut self, part: PartId, is_of_machine: bool) {
+        let residual = self.parts.entry(part).or_default();
+        (residual.given, residual.taken_back, residual.is_of_machine) = (Given::ToTheNext, None, is_of_machine);
+    }
+
+    /// Whether the answer of this round of a part, which was encoded, begins with what was given.
+    pub(super) fn is_given(&self, part: PartId, round: Round) -> bool {
+        self.parts.get(&part).is_some_and(|residual| residual.given == Given::To(round))
     }
 
     /// What the latest body of a part has changed for this tensor was taken back.

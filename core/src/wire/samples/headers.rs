@@ -22,6 +22,7 @@ pub fn headers() -> Vec<Header> {
         urgency: 6,
         part_bytes: 4096,
         hold: Hold::No,
+        is_given: false,
         contribution: Contribution::First { body, checksum: Some(0xdead_beef) },
     };
     let with = |contribution| Header::Contribute(Contribute { contribution, ..contribute.clone() });

@@ -112,7 +112,7 @@ fn a_sum_that_all_its_workers_have_taken_back_is_as_if_it_had_not_been() {
         }
         starts.extend(world.uses());
     }
-    let uses = |start, is_held| Some(Feedback { start, is_held });
+    let uses = |start, is_held| Some(Feedback { start, is_held, is_given: false });
     let due = [
         uses(Start::Zero, true),
         uses(Start::Before, true),
