@@ -119,7 +119,9 @@ impl Residuals {
 
     /// What the latest body of a part has changed for this tensor was taken back.
     pub(super) fn take_back(&mut self, part: PartId, tensor: TensorKey) {
-        let Some(residual) = self.parts.get_mut(&part).filter(|residual| residual.is_held) else { return };
+        // What was given has taken the place of what that body has left on the server.
+        let may_be = |residual: &&mut Residual| residual.is_held && residual.given != Given::ToTheNext;
+        let Some(residual) = self.parts.get_mut(&part).filter(may_be) else { return };
         let Some(round) = residual.encoded else { return };
         match &mut residual.taken_back {
             Some((before, tensors)) if *before == round => drop(tensors.insert(tensor)),
