@@ -144,7 +144,7 @@ impl Aggregator {
         let error = match given {
             Some((first, is_given)) if *is_given != header.is_given => {
                 let [before, now] = [*is_given, header.is_given].map(said);
-                let difference = Difference { field: "residual of the answers", first: before, second: now };
+                let difference = Difference { field: "error feedback of the answers", first: before, second: now };
                 difference.into_error(id.part.key, *first, worker)
             }
             _ if !is_true => not_given(id, worker),
@@ -215,9 +215,9 @@ impl Aggregator {
             },
             Some(gift) if !gift.is_from(worker) => {
                 let first = gift.any_giver();
-                let [before, now] =
-                    [gift.checksum, checksum].map(|checksum| format!("a state with CRC-32C {checksum:08x}"));
-                let difference = Difference { field: "residual of the answers", first: before, second: now };
+                let [before, now] = [gift.checksum, checksum].map(|checksum| format!("with CRC-32C {checksum:08x}"));
+                let difference =
+                    Difference { field: "saved error feedback of the answers", first: before, second: now };
                 return Err(difference.into_error(id.part.key, first, worker));
             }
             Some(_) => self.drop_gift(id.part, &superseded()),
@@ -303,5 +303,5 @@ impl Aggregator {
 
 /// What a contribution says of what was given.
 fn said(is_given: bool) -> String {
-    if is_given { "that of a state that was loaded" } else { "that of the rounds before" }.to_owned()
+    if is_given { "from a state that was loaded" } else { "from the rounds before" }.to_owned()
 }
