@@ -390,6 +390,20 @@ mod tests {
     }
 
     #[test]
+    fn only_sums_whose_answers_lose_something_have_a_residual() {
+        let of = |codec: &str| TensorSpec::new("w", DType::F32, vec![8]).with_codec(codec.parse().unwrap());
+        let parameter = TensorSpec { kind: TensorKind::PLAIN_PARAMETER, ..of("none") };
+        for of in [ResidualUse::Read, ResidualUse::Give].map(Demand::AnswerResidual) {
+            assert!(!of.is_counted() && of.op().is_none() && of.sends() != of.receives());
+        }
+        let read = Demand::AnswerResidual(ResidualUse::Read);
+        assert_eq!(read.check(&of("int4:feedback=1")), Ok(()));
+        for other in [of("int4"), of("topk:feedback=1"), of("none"), parameter] {
+            assert!(matches!(read.check(&other), Err(Error::InvalidArgument { .. })), "{other:?}");
+        }
+    }
+
+    #[test]
     fn a_mode_has_the_uses_that_it_can_have() {
         let parameter = TensorSpec::parameter("w", DType::F32, vec![2]).with_rule(Rule::of(Optimizer::Sgd));
         let of = |mode: &str| parameter.clone().with_mode(mode.parse::<Mode>().unwrap().with_clock(ClockKey(7)));

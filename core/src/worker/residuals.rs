@@ -299,6 +299,25 @@ mod tests {
     }
 
     #[test]
+    fn the_next_body_that_is_encoded_says_that_its_answer_begins_with_what_was_given() {
+        let (mut residuals, one) = (Residuals::default(), [TensorKey(1)]);
+        residuals.hold(part(0), true);
+        residuals.encode(part(0), Round(0), true);
+        residuals.give(part(0), true);
+        residuals.take_back(part(0), TensorKey(1));
+        assert!(!residuals.is_given(part(0), Round(0)), "that body was made before");
+        residuals.encode(part(0), Round(5), true);
+        let said = |residuals: &Residuals, round| {
+            (residuals.is_given(part(0), Round(round)), residuals.hold_of(part(0), Round(round), one))
+        };
+        assert_eq!(said(&residuals, 5), (true, Hold::Before), "nothing that was before is taken back");
+        residuals.take_back(part(0), TensorKey(1));
+        assert_eq!(said(&residuals, 5), (true, Hold::Before), "a repeat says the same");
+        residuals.encode(part(0), Round(6), true);
+        assert_eq!(said(&residuals, 6), (false, Hold::TakenBack));
+    }
+
+    #[test]
     fn parts_have_residuals_of_their_own_which_end_with_their_tensor() {
         let mut residuals = Residuals::default();
         let other = PartId { key: TensorKey(2), index: 0 };

@@ -24,6 +24,7 @@ mod counting;
 mod draining;
 mod failing;
 mod flowing;
+mod giving;
 mod membership;
 mod memory;
 mod participants;
