@@ -102,7 +102,7 @@ impl Engine {
     ///
     /// # Errors
     /// As [`feedback`](Self::feedback); [`Error::InvalidArgument`] without a tensor that shares a part with one of these;
-    /// [`Error::FailedPrecondition`] if other workers are in a later round, whose answer has changed it; as
+    /// [`Error::TensorState`] if other workers are in a later round, whose answer has changed it; as
     /// [`push_pull`](Self::push_pull).
     pub fn answer_feedback(&self, names: &[&str]) -> Result<Vec<Vec<u8>>> {
         let specs = self.answers_of(names)?;
@@ -149,12 +149,7 @@ impl Engine {
         let regions = memory.iter().map(|memory| memory.region()).collect();
         let names: Vec<String> = kept.iter().map(|spec| spec.name.clone()).collect();
         self.use_residuals(ResidualUse::Give, kept, regions, memory)?;
-        for name in names {
-            for Place { place: FeedbackPlace { part, .. }, .. } in self.places(&name)?.2 {
-                self.shared.with(|state, _| state.worker.handle_given(part))?;
-            }
-        }
-        Ok(())
+        self.shared.with(|state, _| names.iter().for_each(|name| state.worker.handle_given(name)))
     }
 
     /// Uses the residuals of the answers to these tensors, with their memory, and waits for it. `lent` has the memory.

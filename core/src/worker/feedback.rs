@@ -124,9 +124,15 @@ impl Worker {
         self.residuals.hold_of(layout.part, round, layout.pieces.iter().map(|piece| piece.tensor))
     }
 
-    /// Takes the news that the server of a part was given the residual with which its next answer begins.
-    pub fn handle_given(&mut self, part: PartId) {
-        self.residuals.give(part, self.is_of_machine(part));
+    /// Takes the news that the servers were given the residual with which the next answers to a tensor begin. This worker has given all of it,
+    /// also of the parts that others of its machine encode now.
+    pub fn handle_given(&mut self, name: &str) {
+        let key = TensorKey::of(name);
+        let has = |layout: &&PartLayout| layout.pieces.iter().any(|piece| piece.tensor == key);
+        let parts: Vec<PartId> = self.registry.parts().filter(has).map(|layout| layout.part).collect();
+        for part in parts {
+            self.residuals.give(part, self.is_of_machine(part));
+        }
     }
 
     /// Whether this worker encodes a part of a tensor: its own contribution, or that of its machine.

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from gradlane import _core, _session
-from gradlane.errors import InvalidArgumentError
+from gradlane.errors import Error, FailedPreconditionError, InvalidArgumentError
 
 _KEY = "gradlane_feedback"
 """The key among those of an optimizer's state. PyTorch's optimizers ignore keys that they do not know."""
@@ -221,7 +221,14 @@ class Feedback:
         if not self._is_declared or not self._names:
             return self._kept_answers
         names = [name for name, _ in self._names.values()]
-        return dict(zip(names, _core.answer_feedback(_session.session(), names), strict=True))
+        try:
+            return dict(zip(names, _core.answer_feedback(_session.session(), names), strict=True))
+        except (FailedPreconditionError, InvalidArgumentError):
+            raise
+        except Error as error:
+            # What this worker has is saved even so, such as after the loss of a server.
+            warnings.warn(f"what servers keep of error feedback is not in this state: {error}", stacklevel=4)
+            return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Puts back what `state_dict` has returned, on all workers.

@@ -120,7 +120,7 @@ fn a_contribution_says_that_the_sum_before_was_taken_back() {
 fn a_contribution_says_that_its_answer_begins_with_what_was_given() {
     let mut world = World::joined();
     round(&mut world);
-    world.worker.handle_given(PartId { key: fed_back().key(), index: 0 });
+    world.worker.handle_given("w");
     let is_given = |world: &mut World| {
         let (task, _) = encode(world);
         let step = world.worker.take(world.now, Stage::Push).unwrap();

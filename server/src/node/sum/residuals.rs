@@ -152,3 +152,58 @@ impl Gift {
         self.bytes.len() == self.due_bytes
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use gradlane_core::types::TensorKey;
+
+    use super::*;
+
+    const PART: PartId = PartId { key: TensorKey(1), index: 0 };
+
+    #[test]
+    fn a_gift_that_came_in_pieces_takes_the_place_of_what_answers_have_left() {
+        let (mut residuals, bytes) = (Residuals::default(), [1_u8, 0, 0, 0, 2, 0, 0, 0]);
+        residuals.put_back(PART, Residual::of(vec![9; 8]));
+        let mut receipts = Vec::new();
+        residuals.begin_gift(PART, ExchangeId(3), (8, checksum(0, &bytes)), &mut |event| receipts.push(event));
+        for (exchange, piece) in [(3, &bytes[..3]), (2, &bytes), (3, &bytes[3..]), (3, &bytes)] {
+            residuals.receive_gift(PART, ExchangeId(exchange), &[piece], &mut |event| receipts.push(event));
+        }
+        let [Event::Receipt { exchange: ExchangeId(3), receipt: Receipt::Whole, .. }] = receipts[..] else {
+            panic!("{receipts:?}")
+        };
+        let given = Feedback { start: Start::Kept, is_held: false, is_given: true };
+        assert_eq!(residuals.shown(given), bytes);
+        assert_eq!(residuals.shown(Feedback { is_given: false, ..given }), [9; 8]);
+        let taken = residuals.take(PART, given);
+        assert_eq!(taken, Residual::of(bytes.to_vec()));
+        assert_eq!(residuals.shown(given), [0; 8], "a sum has it");
+    }
+
+    #[test]
+    fn a_gift_of_another_checksum_is_damaged() {
+        let mut receipts = Vec::new();
+        let mut residuals = Residuals::default();
+        residuals.begin_gift(PART, ExchangeId(3), (4, 7), &mut |event| receipts.push(event));
+        residuals.receive_gift(PART, ExchangeId(3), &[[1; 4]], &mut |event| receipts.push(event));
+        assert!(matches!(receipts[..], [Event::Receipt { receipt: Receipt::Damaged, .. }]), "{receipts:?}");
+    }
+
+    #[test]
+    fn a_gift_of_which_no_answer_has_use_goes_with_the_next_one() {
+        let mut residuals = Residuals::default();
+        residuals.begin_gift(PART, ExchangeId(3), (4, checksum(0, &[1; 4])), &mut drop);
+        residuals.receive_gift(PART, ExchangeId(3), &[[1; 4]], &mut drop);
+        let used = Feedback { start: Start::Zero, is_held: false, is_given: false };
+        assert_eq!(residuals.take(PART, used), Residual::default());
+        assert!(residuals.gifts.is_empty());
+    }
+
+    impl Residuals {
+        /// What an answer that uses the residual so would begin with, in 8 bytes.
+        fn shown(&self, used: Feedback) -> Vec<u8> {
+            self.show(&Pool::new(), PART, 8, used).to_vec()
+        }
+    }
+}
