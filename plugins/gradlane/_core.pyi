@@ -492,6 +492,15 @@ def use_rows(
     `gradients` are an address and a number of elements, uint64 and float32, or (0, 0). Both are read during the call.
     """
 
+def answer_feedback(session: Session, names: list[str]) -> list[bytes]:
+    """What servers keep of the answers to these tensors, of each as bytes of float32; empty where answers lose nothing.
+
+    Tensors that share a part are read in one call, between two rounds.
+    """
+
+def set_answer_feedback(session: Session, given: list[tuple[str, bytes]]) -> None:
+    """Gives that back, by the names of tensors, so that the next averages go on with it; the same on all workers."""
+
 def table_text(text: str) -> str:
     """The text of a table as workers compare it, from one that names its rule and its settings."""
 

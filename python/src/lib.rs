@@ -11,6 +11,7 @@ mod checkpoint;
 mod copies;
 mod embedded;
 mod errors;
+mod feedback;
 mod handle;
 mod launch;
 mod lent;
@@ -38,6 +39,8 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(copies::copy_seconds, module)?)?;
     module.add_function(wrap_pyfunction!(table::table_text, module)?)?;
     module.add_function(wrap_pyfunction!(table::use_rows, module)?)?;
+    module.add_function(wrap_pyfunction!(feedback::answer_feedback, module)?)?;
+    module.add_function(wrap_pyfunction!(feedback::set_answer_feedback, module)?)?;
     errors::register(module)?;
     metrics::register(module)?;
     reduction::register(module)?;

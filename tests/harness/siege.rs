@@ -492,6 +492,7 @@ fn contribution() -> Vec<u8> {
         urgency: 0,
         part_bytes: 1 << 22,
         hold: Hold::No,
+        is_given: false,
         contribution,
     };
     Request::Contribute(header).encode()

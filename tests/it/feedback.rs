@@ -142,6 +142,54 @@ fn the_owner_of_a_part_has_the_residual_of_its_machine() {
 }
 
 #[test]
+fn a_job_goes_on_with_what_the_workers_and_servers_of_another_one_kept() {
+    let codec = spec("bf16:feedback=1");
+    let machines: &[&str] = &["a", "a", "b", "b"];
+    let formed = |over, servers| match over {
+        Over::Quic => Cluster::on(over, machines, servers, &SMALL_PARTS),
+        _ => Cluster::with(over, 2, servers, &SMALL_PARTS),
+    };
+    for over in [Over::Shm, Over::Quic] {
+        let rounds = |engine: &Engine, rounds: std::ops::Range<u64>| {
+            rounds.map(|round| reduce(engine, "w", codec, round, LEN).unwrap()).collect::<Vec<_>>()
+        };
+        let before = formed(over, 2);
+        let ranks = before.workers.len() as u32;
+        let saved = all(&before.workers, |engine| {
+            let sums = rounds(engine, 0..3);
+            let answers = engine.answer_feedback(&["w"]).unwrap().remove(0);
+            (sums, engine.feedback("w").unwrap(), answers)
+        });
+        drop(before);
+        assert!(saved.iter().all(|(.., answers)| *answers == saved[0].2 && answers.iter().any(|byte| *byte != 0)));
+        let after = formed(over, 3);
+        let sums = all(&after.workers, |engine| {
+            let (_, state, answers) = &saved[engine.rank().0 as usize];
+            let Tensor { spec, .. } = Tensor::new("w", given(0, 0, LEN));
+            engine.declare(vec![spec.with_codec(codec)], true, None).unwrap();
+            engine.set_feedback("w", state).unwrap();
+            engine.set_answer_feedback(&[("w", answers)]).unwrap();
+            assert_eq!(engine.answer_feedback(&["w"]).unwrap(), [answers.clone()]);
+            rounds(engine, 3..6)
+        });
+        let senders = 2;
+        let mut model = Model::new(codec, senders, LEN);
+        for round in 0..6 {
+            let of_machine = |machine: u32| {
+                let ranks = (0..ranks / 2).map(|rank| given(machine * ranks / 2 + rank, round, LEN));
+                let add = |sum: Vec<f32>, more: Vec<f32>| sum.iter().zip(more).map(|(sum, more)| sum + more).collect();
+                (machine as usize, ranks.reduce(add).unwrap())
+            };
+            let due = model.round(&[of_machine(0), of_machine(1)]);
+            for (rank, (first, second)) in saved.iter().map(|(sums, ..)| sums).zip(&sums).enumerate() {
+                let sum = if round < 3 { &first[round as usize] } else { &second[round as usize - 3] };
+                assert!(*sum == due, "{over:?}: round {round} of worker {rank}");
+            }
+        }
+    }
+}
+
+#[test]
 fn the_host_encodes_what_a_device_has_if_there_is_feedback() {
     let devices = |_| Some(TestDevice::start() as Arc<dyn Device>);
     let cluster = Cluster::with_devices(Over::Quic, 2, 1, &SMALL_PARTS, devices);

@@ -385,6 +385,7 @@ fn push() -> Contribute {
         urgency: 0,
         part_bytes: 4,
         hold: Hold::No,
+        is_given: false,
         contribution: Contribution::First { body: Body::plain(4), checksum: None },
     }
 }

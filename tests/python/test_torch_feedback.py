@@ -1,5 +1,6 @@
 """Error feedback of a model's gradients: it is saved and restored, and it follows the learning rate."""
 
+import contextlib
 import copy
 
 import pytest
@@ -14,6 +15,7 @@ pytestmark = [pytest.mark.over("quic"), pytest.mark.workers(2, servers=2)]
 
 TOPK = gl.Compression.topk(k=10_000, feedback=True, momentum=0.5)
 INT4 = gl.Compression.int4(feedback=True)
+ONEBIT = gl.Compression.onebit(feedback=True)
 
 
 def net(seed=0):
@@ -42,30 +44,80 @@ def weights(model, optimizer):
     return model.weight.detach().clone()
 
 
+@pytest.mark.parametrize("compression", [TOPK, INT4, ONEBIT], ids=["topk", "int4", "onebit"])
 @pytest.mark.parametrize("wrapped", [by_optimizer, by_cross_barrier])
-def test_training_goes_on_from_a_saved_state_as_if_it_had_not_stopped(wrapped):
-    model, optimizer = wrapped(net(), TOPK)
+def test_training_goes_on_from_a_saved_state_as_if_it_had_not_stopped(wrapped, compression):
+    model, optimizer = wrapped(net(), compression)
     for number in range(3):
         step(model, optimizer, number)
     saved = copy.deepcopy((optimizer.state_dict(), model.state_dict()))
     kept = saved[0]["gradlane_feedback"]["tensors"]["weight"]
-    assert kept["residual"].abs().sum() > 0 and kept["velocity"].abs().sum() > 0
+    # The answers of topk lose nothing, and the others have no momentum here.
+    assert kept.keys() == {"residual", "velocity" if compression is TOPK else "answers"}
+    assert all(tensor.abs().sum() > 0 for tensor in kept.values())
     for number in range(3, 6):
         step(model, optimizer, number)
 
-    other, resumed = wrapped(net(1), TOPK)
+    other, resumed = wrapped(net(1), compression)
     other.load_state_dict(saved[1])
     resumed.load_state_dict(saved[0])
     for number in range(3, 6):
         step(other, resumed, number)
     assert torch.equal(weights(other, resumed), weights(model, optimizer))
 
-    third, fresh = wrapped(net(1), TOPK)
+    third, fresh = wrapped(net(1), compression)
     third.load_state_dict(saved[1])
     fresh.load_state_dict({key: value for key, value in saved[0].items() if key != "gradlane_feedback"})
     for number in range(3, 6):
         step(third, fresh, number)
     assert not torch.equal(weights(third, fresh), weights(model, optimizer)), "what was left made a difference"
+
+
+def test_what_was_loaded_is_saved_again_before_the_next_step():
+    model, optimizer = by_optimizer(net(), INT4)
+    for number in range(2):
+        step(model, optimizer, number)
+    saved = copy.deepcopy(optimizer.state_dict())
+    resumed = by_optimizer(net(), INT4)[1]
+    resumed.load_state_dict(saved)
+    again = resumed.state_dict()["gradlane_feedback"]["tensors"]["weight"]
+    for kind, tensor in saved["gradlane_feedback"]["tensors"]["weight"].items():
+        assert torch.equal(again[kind], tensor), kind
+
+
+def test_a_state_without_what_servers_keep_is_loaded_as_before():
+    model, optimizer = by_optimizer(net(), INT4)
+    step(model, optimizer, 0)
+    state = copy.deepcopy(optimizer.state_dict())
+    feedback = state["gradlane_feedback"]
+    del feedback["codecs"], feedback["tensors"]["weight"]["answers"]
+    other, resumed = by_optimizer(net(), INT4)
+    resumed.load_state_dict(state)
+    kept = resumed.state_dict()["gradlane_feedback"]["tensors"]["weight"]
+    assert torch.equal(kept["residual"], feedback["tensors"]["weight"]["residual"])
+    assert not kept["answers"].any(), "the answers begin at zero"
+    step(other, resumed, 1)
+
+
+def test_workers_that_have_loaded_different_states_hear_so_and_the_servers_go_on():
+    states = []
+    for seed in (0, 1):
+        model, optimizer = by_optimizer(net(seed), INT4)
+        step(model, optimizer, seed)
+        states.append(copy.deepcopy(optimizer.state_dict()))
+    model, optimizer = by_optimizer(net(), INT4)
+    if gl.rank() == 0:
+        optimizer.load_state_dict(states[0])
+    gl.barrier()
+    if gl.rank() == 1:
+        with pytest.raises(gl.MismatchError, match="worker 0 has saved error feedback of the answers with CRC.*worker 1"):
+            optimizer.load_state_dict(states[1])
+    with pytest.raises(gl.MismatchError, match="has error feedback of the answers from a state that was loaded"):
+        step(model, optimizer, 2)
+    model, optimizer = by_optimizer(net(), INT4)
+    optimizer.load_state_dict(states[0])
+    for number in range(3, 5):
+        step(model, optimizer, number)
 
 
 def test_a_plain_optimizer_loads_the_state_and_a_distributed_one_that_of_a_plain_one():
@@ -94,6 +146,14 @@ def test_a_state_that_does_not_fit_is_refused_or_left_with_a_warning():
         optimizer.load_state_dict(changed(tensors={"weight": {"residual": torch.ones(64, 64)}}))
     with pytest.warns(UserWarning, match="rank 1 in a job of 7 workers.*begins at zero"):
         optimizer.load_state_dict(changed(rank=1, size=7))
+    with_answers, other = by_optimizer(net(), INT4)[1], by_optimizer(net(), ONEBIT)[1]
+    of_int4 = with_answers.state_dict()
+    with pytest.raises(gl.Error, match="saved error feedback of weight is of the compression int4.* instead of onebit"):
+        other.load_state_dict(of_int4)
+    damaged = copy.deepcopy(of_int4)
+    damaged["gradlane_feedback"]["tensors"]["weight"]["answers"] = torch.ones(64)
+    with pytest.raises(gl.Error, match=r"saved answers of weight has the shape \[64\] instead of \[64, 64\]"):
+        with_answers.load_state_dict(damaged)
     without = by_optimizer(net(), gl.Compression.none)[1]
     with pytest.raises(gl.Error, match="other parameters: weight"):
         without.load_state_dict(state)
@@ -157,6 +217,47 @@ def test_a_step_that_is_skipped_for_an_overflow_changes_nothing_that_is_kept(wra
     plain = scaled_steps(wrapped, frozenset(), 2.0**10, compression)
     assert torch.equal(scaled_steps(wrapped, frozenset(), 2.0**4, compression), plain), "the scale does not count"
     assert torch.equal(scaled_steps(wrapped, frozenset({2, 4}), 2.0**10, compression), plain)
+
+
+def amp_steps(model, optimizer, scaler, numbers, skipped=()):
+    """Steps with a scaled loss. One more is skipped before each number of `skipped`."""
+    for number in numbers:
+        for is_overflow in [True] * (number in skipped) + [False]:
+            torch.manual_seed(100 * number + gl.rank())
+            optimizer.zero_grad()
+            loss = model(torch.randn(4, 64)).square().sum()
+            if is_overflow:
+                loss = loss + model[0].weight[0, 0] * float("inf")
+            scaler.scale(loss).backward()
+            optimizer.synchronize()
+            scaler.unscale_(optimizer)
+            with optimizer.skip_synchronize() if hasattr(optimizer, "skip_synchronize") else contextlib.nullcontext():
+                scaler.step(optimizer)
+            scaler.update()
+            if is_overflow and number == numbers[-1]:
+                return
+
+
+def amp(seed):
+    model, optimizer = by_optimizer(nn.Sequential(net(seed), net(seed + 1)), INT4)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=1000)
+    optimizer.follow_scaler(scaler)
+    return model, optimizer, scaler
+
+
+def test_a_state_that_is_saved_after_a_skipped_step_has_nothing_of_that_step():
+    model, optimizer, scaler = amp(0)
+    amp_steps(model, optimizer, scaler, range(5))
+
+    stopped, stopping, its_scaler = amp(0)
+    amp_steps(stopped, stopping, its_scaler, range(4), skipped={3})
+    saved = copy.deepcopy((stopped.state_dict(), stopping.state_dict(), its_scaler.state_dict()))
+    resumed, going_on, last_scaler = amp(7)
+    resumed.load_state_dict(saved[0])
+    going_on.load_state_dict(saved[1])
+    last_scaler.load_state_dict(saved[2])
+    amp_steps(resumed, going_on, last_scaler, range(3, 5))
+    assert torch.equal(resumed[0].weight, model[0].weight) and torch.equal(resumed[1].weight, model[1].weight)
 
 
 def averages(name, unused, takes_back=True):

@@ -219,6 +219,7 @@ fn header(part: PartId, part_bytes: u64) -> Contribute {
         urgency: 0,
         part_bytes,
         hold: Hold::No,
+        is_given: false,
         contribution: Contribution::First { body: Body::plain(part_bytes), checksum: None },
     }
 }

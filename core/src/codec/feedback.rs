@@ -96,6 +96,24 @@ impl Residual {
         }
     }
 
+    /// A residual of these little-endian f32, without momentum.
+    pub fn of(bytes: Vec<u8>) -> Self {
+        Self { bytes, ..Self::default() }
+    }
+
+    /// Reads what the next body would begin with, if it used the residual so. Does nothing where there is none of this length.
+    pub fn show(&self, start: Start, residual: &mut [u8]) {
+        let held = self.before.as_ref().map(|[bytes, _]| bytes).filter(|bytes| bytes.len() == self.bytes.len());
+        let shown = match (start, held) {
+            (Start::Zero, _) => return residual.fill(0),
+            (Start::Before, Some(before)) => before,
+            (Start::Before, None) | (Start::Kept, _) => &self.bytes,
+        };
+        if shown.len() == residual.len() {
+            residual.copy_from_slice(shown);
+        }
+    }
+
     /// Replaces them, also in what [`take_back`](Self::take_back) puts back. An empty `velocity` leaves that as it is.
     ///
     /// # Panics

@@ -137,13 +137,25 @@ impl Engine {
         then: impl FnOnce(u64) + Send + 'static,
     ) -> Result<Handle> {
         let BatchSubmission { batch, members, op, weight, timeout } = submission;
+        self.submit_batch(batch, members, (Demand::Reduce { op, weight }, timeout), here_bytes_max, entered, then)
+    }
+
+    /// As [`submit_all`](Self::submit_all), for any demand of all tensors, each with its memory. Fails after the time that is given, if one is.
+    pub(super) fn submit_batch(
+        &self,
+        batch: &Batch,
+        members: Vec<Member>,
+        (demand, timeout): (Demand, Option<Duration>),
+        here_bytes_max: u64,
+        entered: &dyn Fn(),
+        then: impl FnOnce(u64) + Send + 'static,
+    ) -> Result<Handle> {
         if members.len() != batch.tensors.len() {
             return Err(Error::InvalidArgument {
                 what: format!("the memory of {} tensors for a batch of {}", members.len(), batch.tensors.len()),
                 hint: "give one for each".to_owned(),
             });
         }
-        let demand = Demand::Reduce { op, weight };
         for (tensor, member) in batch.tensors.iter().zip(&members) {
             check(tensor, &member.source, &member.destination, demand, self.device())?;
         }

@@ -18,7 +18,7 @@ pub(super) struct Watched {
 impl Watched {
     /// Keeps a contribution, if somebody has asked for a round of its tensor. Costs the look at one flag if nobody has asked for anything.
     pub(super) fn look(shared: &Shared, tensor: &TensorSpec, source: &Memory, demand: Demand) -> Option<Self> {
-        if shared.dumps.is_off() || !shared.dumps.wants(shared.clock.now(), tensor.key()) {
+        if shared.dumps.is_off() || demand.is_of_residual() || !shared.dumps.wants(shared.clock.now(), tensor.key()) {
             return None;
         }
         let contribution = match demand {
@@ -27,6 +27,7 @@ impl Watched {
                 let what = format!("tensor {} is a parameter, which has no sums", tensor.name);
                 Err(Error::InvalidArgument { what, hint: "save a checkpoint to see its value".to_owned() })
             }
+            Demand::AnswerResidual(_) => unreachable!("nobody asks for these"),
             Demand::Rows { .. } => {
                 let what = format!("tensor {} is a table, which has no sums", tensor.name);
                 Err(Error::InvalidArgument { what, hint: "look up rows to see their values".to_owned() })

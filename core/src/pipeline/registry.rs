@@ -128,11 +128,11 @@ impl ReadyPart {
     /// The reduction, and this worker's weight in a weighted mean.
     ///
     /// # Panics
-    /// If it is a part of a parameter or a table, which are not reduced.
+    /// If it is a part of a parameter or a table, which are not reduced, or only its residual is used.
     pub fn reduction(&self) -> (Op, f64) {
         match self.demand {
             Demand::Reduce { op, weight } => (op, weight),
-            Demand::Access { .. } | Demand::Rows { .. } => {
+            Demand::Access { .. } | Demand::Rows { .. } | Demand::AnswerResidual(_) => {
                 unreachable!("{} of part {} reduces nothing", self.demand, self.layout.part)
             }
         }
@@ -265,7 +265,8 @@ impl Registry {
         failed.into_iter().collect()
     }
 
-    /// Submits the next round of a tensor under `ticket`. The caller chooses the ticket and uses it once. Rounds may be queued ahead.
+    /// Submits the next round of a tensor under `ticket`. The caller chooses the ticket and uses it once. Rounds may be queued ahead. A use of
+    /// a residual is of the next round, and leaves it to be submitted.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] if the tensor cannot do what is asked, or it differs from what is asked of the tensors that share a part
@@ -277,7 +278,7 @@ impl Registry {
             self.agree(&share.part, round, key, demand)?;
         }
         let shares = u32::try_from(parts.len()).expect("PARTS_MAX fits");
-        self.tensors.get_mut(&key).expect("submittable").rounds += 1;
+        self.tensors.get_mut(&key).expect("submittable").rounds += u64::from(demand.is_counted());
         let assemble = |share: Share| match share.part.pieces.as_slice() {
             [_] => {
                 let participants = participants.clone();

@@ -737,6 +737,7 @@ pub(super) fn contribute(bytes: u64) -> Contribute {
         urgency: 3,
         part_bytes: bytes,
         hold: Hold::No,
+        is_given: false,
         contribution: Contribution::First { body: WireBody::plain(bytes), checksum: None },
     }
 }

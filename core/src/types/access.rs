@@ -32,6 +32,17 @@ pub enum Demand {
         /// has said.
         step: u64,
     },
+    /// A use of what the servers keep of the answers of a sum with error feedback, for which nobody waits but this worker. It is no round.
+    AnswerResidual(ResidualUse),
+}
+
+/// A use of the residual of the answers of a sum: what the answers have lost and not brought yet, in the order of the elements.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ResidualUse {
+    /// Reads it, as the answer of the worker's next round would find it.
+    Read,
+    /// Gives it, so that the answer of the worker's next round goes on with it.
+    Give,
 }
 
 /// A use of a parameter. Each part of it is used at once and whole.
@@ -90,6 +101,13 @@ impl Demand {
                 check_clock(tensor, access, mode, clock_at)
             }
             (Self::Rows { .. }, TensorKind::Table { .. }) => Ok(()),
+            (Self::AnswerResidual(_), TensorKind::Sum { codec }) if codec.has_answer_feedback() => Ok(()),
+            (Self::AnswerResidual(_), kind @ (TensorKind::Sum { .. } | TensorKind::Parameter { .. })) => {
+                Err(Error::InvalidArgument {
+                    what: format!("tensor {}: {self} of a {kind}, which have no error feedback", tensor.name),
+                    hint: "declare it with a codec whose answers lose something, and with feedback=1".to_owned(),
+                })
+            }
             (Self::Reduce { .. }, TensorKind::Parameter { .. }) => Err(Error::InvalidArgument {
                 what: format!("tensor {}: it is a parameter, and parameters are not reduced in rounds", tensor.name),
                 hint: "push to it and pull it, or reduce a tensor of another name".to_owned(),
@@ -117,15 +135,16 @@ impl Demand {
             (Self::Rows { action, step }, Self::Rows { action: other, step: of_other }) => {
                 action == other && step == of_other
             }
-            (Self::Reduce { .. } | Self::Access { .. } | Self::Rows { .. }, _) => false,
+            (Self::AnswerResidual(of), Self::AnswerResidual(other)) => of == other,
+            (Self::Reduce { .. } | Self::Access { .. } | Self::Rows { .. } | Self::AnswerResidual(_), _) => false,
         }
     }
 
-    /// The reduction; `None` of a use of a parameter or a table.
+    /// The reduction; `None` of a use of a parameter, a table, or a residual.
     pub const fn op(self) -> Option<Op> {
         match self {
             Self::Reduce { op, .. } => Some(op),
-            Self::Access { .. } | Self::Rows { .. } => None,
+            Self::Access { .. } | Self::Rows { .. } | Self::AnswerResidual(_) => None,
         }
     }
 
@@ -135,7 +154,18 @@ impl Demand {
             Self::Reduce { .. } => true,
             Self::Access { access, .. } => access.sends(),
             Self::Rows { action, .. } => action.sends(),
+            Self::AnswerResidual(of) => matches!(of, ResidualUse::Give),
         }
+    }
+
+    /// Whether it counts as a round of its tensor, or as a use of it.
+    pub const fn is_counted(self) -> bool {
+        !self.is_of_residual()
+    }
+
+    /// Whether it reads or gives the residual of a sum's answers.
+    pub const fn is_of_residual(self) -> bool {
+        matches!(self, Self::AnswerResidual(_))
     }
 
     /// Whether it reads the value of a parameter, from which changes are computed then.
@@ -154,6 +184,7 @@ impl Demand {
             Self::Reduce { .. } => true,
             Self::Access { access, .. } => access.receives(),
             Self::Rows { action, .. } => action.receives(),
+            Self::AnswerResidual(of) => matches!(of, ResidualUse::Read),
         }
     }
 }
@@ -221,6 +252,8 @@ impl fmt::Display for Demand {
             Self::Reduce { op, weight } => write!(f, "{op} with weight {weight}"),
             Self::Access { access, .. } => write!(f, "{access}"),
             Self::Rows { action, .. } => write!(f, "{action}"),
+            Self::AnswerResidual(ResidualUse::Read) => f.write_str("read of the residual of the answers"),
+            Self::AnswerResidual(ResidualUse::Give) => f.write_str("gift of a residual to the answers"),
         }
     }
 }
@@ -357,6 +390,20 @@ mod tests {
         ] {
             let error = refused.unwrap_err().to_string();
             assert!(error.contains("tensor w") && error.contains(why), "{error}");
+        }
+    }
+
+    #[test]
+    fn only_sums_whose_answers_lose_something_have_a_residual() {
+        let of = |codec: &str| TensorSpec::new("w", DType::F32, vec![8]).with_codec(codec.parse().unwrap());
+        let parameter = TensorSpec { kind: TensorKind::PLAIN_PARAMETER, ..of("none") };
+        for of in [ResidualUse::Read, ResidualUse::Give].map(Demand::AnswerResidual) {
+            assert!(!of.is_counted() && of.op().is_none() && of.sends() != of.receives());
+        }
+        let read = Demand::AnswerResidual(ResidualUse::Read);
+        assert_eq!(read.check(&of("int4:feedback=1")), Ok(()));
+        for other in [of("int4"), of("topk:feedback=1"), of("none"), parameter] {
+            assert!(matches!(read.check(&other), Err(Error::InvalidArgument { .. })), "{other:?}");
         }
     }
 

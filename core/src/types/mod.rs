@@ -42,7 +42,7 @@ pub mod workers_key;
 pub use crate::id::{
     Epoch, ExchangeId, Incarnation, LinkId, MachineId, NodeId, PartId, Round, ServerId, TensorKey, WorkerId,
 };
-pub use access::{Access, Demand, Update};
+pub use access::{Access, Demand, ResidualUse, Update};
 pub use address::{Address, Peer, Reach, Scheme};
 pub use checkpoint::{
     CheckpointAsk, Checkpointed, ClockStep, Contents, LoadAsk, Missing, Order, Plan, SaveAsk, TableFile, Task, Written,

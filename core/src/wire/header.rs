@@ -9,12 +9,14 @@ use crate::error::{Error, Result};
 mod about;
 mod bytes;
 mod parameter;
+mod residual;
 mod sum;
 mod table;
 
 pub use about::{About, Service};
 pub use bytes::HeaderReader;
 pub use parameter::{Sent, Use, Value};
+pub use residual::{AnswerResidual, ResidualAction};
 pub use sum::{Body, Contribute, Contribution, Contributors, Hold, Restore, Sum, Target, Withdraw};
 pub use table::{Rows, RowsAnswer};
 
@@ -33,6 +35,8 @@ pub enum Header {
     Withdraw(Withdraw),
     /// Worker to server; a sum follows that another server had.
     Restore(Restore),
+    /// Worker to server: a use of the residual of a part's answers.
+    AnswerResidual(AnswerResidual),
     /// Server to worker; the sum follows.
     Sum(Sum),
     /// Worker to server: a use of a parameter.
@@ -58,6 +62,8 @@ pub enum Request {
     Withdraw(Withdraw),
     /// A sum that another server had.
     Restore(Restore),
+    /// A use of the residual of a part's answers.
+    AnswerResidual(AnswerResidual),
     /// A use of a parameter.
     Use(Use),
     /// A use of rows of a table.
@@ -102,6 +108,7 @@ impl Header {
             Self::Contribute(header) => header.target.about(),
             Self::Withdraw(header) => header.target.about(),
             Self::Restore(header) => header.target.about(),
+            Self::AnswerResidual(header) => header.target.about(),
             Self::Sum(header) => header.target.about(),
             Self::Use(header) => header.about(),
             Self::Value(header) => header.about(),
@@ -121,6 +128,7 @@ impl Header {
             Self::Contribute(header) => Ok(Request::Contribute(header)),
             Self::Withdraw(header) => Ok(Request::Withdraw(header)),
             Self::Restore(header) => Ok(Request::Restore(header)),
+            Self::AnswerResidual(header) => Ok(Request::AnswerResidual(header)),
             Self::Use(header) => Ok(Request::Use(header)),
             Self::Rows(header) => Ok(Request::Rows(header)),
             Self::Unknown(about) => Ok(Request::Unknown(about)),
@@ -148,6 +156,7 @@ impl Header {
             Self::Contribute(_) => Err(bad_kind("is a contribution where an answer was due", peer)),
             Self::Withdraw(_) => Err(bad_kind("is a withdrawal where an answer was due", peer)),
             Self::Restore(_) => Err(bad_kind("restores a sum where an answer was due", peer)),
+            Self::AnswerResidual(_) => Err(bad_kind("is a use of a residual where an answer was due", peer)),
             Self::Use(_) => Err(bad_kind("is a use of a parameter where an answer was due", peer)),
             Self::Rows(_) => Err(bad_kind("is a use of rows where an answer was due", peer)),
             Self::Unknown(_) => Err(bad_kind("is of a service for which nobody asked", peer)),
@@ -166,6 +175,7 @@ impl Request {
             Self::Contribute(header) => header.target.about(),
             Self::Withdraw(header) => header.target.about(),
             Self::Restore(header) => header.target.about(),
+            Self::AnswerResidual(header) => header.target.about(),
             Self::Use(header) => header.about(),
             Self::Rows(header) => header.about(),
             Self::Unknown(about) => *about,
@@ -178,6 +188,7 @@ impl Request {
             Self::Contribute(header) => Some(header.target),
             Self::Withdraw(header) => Some(header.target),
             Self::Restore(header) => Some(header.target),
+            Self::AnswerResidual(header) => Some(header.target),
             Self::Use(header) => Some(header.target),
             Self::Rows(header) => Some(header.target),
             Self::Unknown(_) => None,
@@ -190,6 +201,7 @@ impl Request {
             Self::Contribute(header) => header.body_bytes(),
             Self::Withdraw(header) => header.error_bytes,
             Self::Restore(header) => header.body.bytes,
+            Self::AnswerResidual(header) => header.body_bytes(),
             Self::Use(header) => header.body_bytes(),
             Self::Rows(header) => header.body_bytes(),
             Self::Unknown(_) => 0,
@@ -202,6 +214,7 @@ impl Request {
             Self::Contribute(header) => header.part_bytes,
             Self::Use(header) => header.part_bytes,
             Self::Restore(header) => header.part_bytes,
+            Self::AnswerResidual(header) => header.part_bytes,
             Self::Withdraw(_) | Self::Rows(_) | Self::Unknown(_) => 0,
         }
     }
@@ -214,7 +227,7 @@ impl Request {
             Self::Use(header) => header.urgency,
             Self::Rows(header) => header.urgency,
             Self::Withdraw(_) | Self::Restore(_) => URGENCY_MAX,
-            Self::Unknown(_) => 0,
+            Self::AnswerResidual(_) | Self::Unknown(_) => 0,
         }
     }
 }
@@ -285,6 +298,7 @@ impl From<Request> for Header {
             Request::Contribute(header) => Self::Contribute(header),
             Request::Withdraw(header) => Self::Withdraw(header),
             Request::Restore(header) => Self::Restore(header),
+            Request::AnswerResidual(header) => Self::AnswerResidual(header),
             Request::Use(header) => Self::Use(header),
             Request::Rows(header) => Self::Rows(header),
             Request::Unknown(about) => Self::Unknown(about),

@@ -30,7 +30,7 @@
 //! |---|---|---|---|
 //! | body bytes | of the contribution | of the error | of the sum |
 //! | urgency | 0 to 7; higher goes first | 0 | 0 |
-//! | flags | 1 checksum, 2 no body, 4 resumed, one at most; 16 participants, 32 refused | 16 participants | 1 checksum, 8 early, 16 partial, 32 refused |
+//! | flags | 1 checksum, 2 no body, 4 resumed, one at most; 8 given, 16 participants, 32 refused, 64 held, 128 taken back | 16 participants | 1 checksum, 8 early, 16 partial, 32 refused |
 //! | codec | of the part in this reduction, plus 128 with error feedback; 0 without a body | 0 | as in the contribution |
 //! | root, or attempt | root of a broadcast, else 0 | as in the contribution | how often the round was started again |
 //! | dtype, op | of the reduction | of the reduction | 0 |
@@ -46,6 +46,10 @@
 //! The header of a contribution or a withdrawal for a tensor that is not of all workers, or whose sums have one receiver, ends with its
 //! [`Participants`](crate::types::Participants): `u16` bytes of the set of members (0 for all workers), `u16` rank of the receiver plus one
 //! (0 for all members), the set. A worker that does not receive the sum gets a sum of 0 bytes, of a part of 0 bytes.
+//!
+//! Kind 4 restores a sum: see [`Restore`]. Kind 5 reads or gives the residual of the answers: see [`AnswerResidual`]. Its codec, its part
+//! bytes, its parameters and its participants are those of a contribution. With flag 1 it gives, `check` is the CRC-32C of its body, and the
+//! body has an f32 for each element. Without, it reads, and flags 64 and 128 say what the next contribution would say.
 //!
 //! A *partial* sum does not include all workers due. Its header ends with the set of the workers that it includes: see
 //! [`WorkerSet`](crate::types::WorkerSet) for the bytes of the set, and [`HeaderReader`] to read a header in pieces. A withdrawal says that
@@ -90,8 +94,9 @@ pub mod samples;
 pub use checksum::checksum;
 pub use frame::Frame;
 pub use header::{
-    About, Body, Contribute, Contribution, Contributors, Header, HeaderReader, Hold, Reject, Reply, Request, Response,
-    Restore, Rows, RowsAnswer, Sent, Service, Sum, Target, URGENCY_MAX, Use, Value, Withdraw,
+    About, AnswerResidual, Body, Contribute, Contribution, Contributors, Header, HeaderReader, Hold, Reject, Reply,
+    Request, ResidualAction, Response, Restore, Rows, RowsAnswer, Sent, Service, Sum, Target, URGENCY_MAX, Use, Value,
+    Withdraw,
 };
 
 use crate::error::{Error, Result};
@@ -103,7 +108,7 @@ pub fn append(what: &mut Vec<u8>, piece: &[u8]) {
 
 /// Version of both kinds of message. It changes whenever anything in them does. It has the same position in every version and is compared
 /// first: a peer of another version is refused before any other data is read.
-pub const VERSION: u8 = 24;
+pub const VERSION: u8 = 25;
 
 /// Checks that this process can understand `peer`, which uses version `theirs`.
 ///

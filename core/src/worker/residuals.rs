@@ -22,6 +22,9 @@
 //! memory. This machine tells the server with the next contribution, because the residual of the answers is there: if the part was encoded in
 //! the round before, and all tensors of the part were taken back since. If only some were, the answers go on as they are: a server knows no
 //! tensors. Repeats say the same, because this is a fact about the round.
+//!
+//! **Given.** A caller may have given the servers a residual, as it was saved at another time. The next body says that the answer begins with
+//! it. It is not a fact about the number of the round, because rounds in between may have been none with error feedback.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -51,6 +54,19 @@ struct Residual {
     is_held: bool,
     /// The round that was taken back last, and the tensors whose places in the part were.
     taken_back: Option<(Round, BTreeSet<TensorKey>)>,
+    given: Given,
+}
+
+/// Whether the server was given the residual with which an answer begins.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+enum Given {
+    /// No, or that answer was followed by another round.
+    #[default]
+    No,
+    /// Yes, and the next body that is encoded says so.
+    ToTheNext,
+    /// The body of this round says so, and its repeats.
+    To(Round),
 }
 
 impl Residuals {
@@ -64,6 +80,9 @@ impl Residuals {
     pub(super) fn encode(&mut self, part: PartId, round: Round, is_of_machine: bool) -> Start {
         let residual = self.parts.entry(part).or_default();
         (residual.is_of_machine, residual.encoded) = (is_of_machine, Some(round));
+        if residual.given == Given::ToTheNext {
+            residual.given = Given::To(round);
+        }
         let start = if residual.is_kept { Start::Kept } else { Start::Zero };
         residual.is_kept = planted(self.defect, Defect::ResidualOfFailedKept);
         start
@@ -86,9 +105,23 @@ impl Residuals {
         (residual.is_held, residual.is_of_machine) = (true, is_of_machine);
     }
 
+    /// The server of a part has the residual with which the next answer begins. It takes the place of what the answers before have left, so
+    /// of those nothing is taken back any more.
+    pub(super) fn give(&mut self, part: PartId, is_of_machine: bool) {
+        let residual = self.parts.entry(part).or_default();
+        (residual.given, residual.taken_back, residual.is_of_machine) = (Given::ToTheNext, None, is_of_machine);
+    }
+
+    /// Whether the answer of this round of a part, which was encoded, begins with what was given.
+    pub(super) fn is_given(&self, part: PartId, round: Round) -> bool {
+        self.parts.get(&part).is_some_and(|residual| residual.given == Given::To(round))
+    }
+
     /// What the latest body of a part has changed for this tensor was taken back.
     pub(super) fn take_back(&mut self, part: PartId, tensor: TensorKey) {
-        let Some(residual) = self.parts.get_mut(&part).filter(|residual| residual.is_held) else { return };
+        // What was given has taken the place of what that body has left on the server.
+        let may_be = |residual: &&mut Residual| residual.is_held && residual.given != Given::ToTheNext;
+        let Some(residual) = self.parts.get_mut(&part).filter(may_be) else { return };
         let Some(round) = residual.encoded else { return };
         match &mut residual.taken_back {
             Some((before, tensors)) if *before == round => drop(tensors.insert(tensor)),
@@ -263,6 +296,25 @@ mod tests {
         residuals.encode(part(0), Round(1), true);
         residuals.take_back(part(0), TensorKey(1));
         assert_eq!(residuals.hold_of(part(0), Round(2), both), Hold::Before, "the other one was of the round before");
+    }
+
+    #[test]
+    fn the_next_body_that_is_encoded_says_that_its_answer_begins_with_what_was_given() {
+        let (mut residuals, one) = (Residuals::default(), [TensorKey(1)]);
+        residuals.hold(part(0), true);
+        residuals.encode(part(0), Round(0), true);
+        residuals.give(part(0), true);
+        residuals.take_back(part(0), TensorKey(1));
+        assert!(!residuals.is_given(part(0), Round(0)), "that body was made before");
+        residuals.encode(part(0), Round(5), true);
+        let said = |residuals: &Residuals, round| {
+            (residuals.is_given(part(0), Round(round)), residuals.hold_of(part(0), Round(round), one))
+        };
+        assert_eq!(said(&residuals, 5), (true, Hold::Before), "nothing that was before is taken back");
+        residuals.take_back(part(0), TensorKey(1));
+        assert_eq!(said(&residuals, 5), (true, Hold::Before), "a repeat says the same");
+        residuals.encode(part(0), Round(6), true);
+        assert_eq!(said(&residuals, 6), (false, Hold::TakenBack));
     }
 
     #[test]

@@ -156,8 +156,8 @@ impl Worker {
                 list.push(kept.id());
             }
         }
-        for (task, record) in self.tasks.iter().filter(|(task, record)| record.errand.is_none() && self.is_lost(*task))
-        {
+        let wants_sum = |record: &Record| record.errand.is_none() && !record.part.demand.is_of_residual();
+        for (task, record) in self.tasks.iter().filter(|(task, record)| wants_sum(record) && self.is_lost(*task)) {
             let sum = SumId { part: record.part.layout.part, round: record.part.round };
             let is_whole = self.recovery.kept.get(&sum.part).is_some_and(|kept| kept.id() == sum);
             if !is_whole && self.scheduler.is_wanted(task) {

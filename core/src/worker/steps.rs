@@ -9,9 +9,10 @@ use crate::pipeline::registry::ReadyPart;
 use crate::pipeline::{Route, Stage};
 use crate::sched::{Attempt, Outcome, Task, TaskId};
 use crate::types::{
-    Claim, Defect, Demand, DeviceKind, ExchangeId, Goal, InCopies, Op, PartLayout, Priority, Slot, Time, Unmet, planted,
+    Claim, CodecSpec, Defect, Demand, DeviceKind, ExchangeId, Goal, InCopies, Op, PartLayout, Priority, Slot, Time,
+    Unmet, planted,
 };
-use crate::wire::{Body, Contribute, Contribution, Contributors, Hold, Request, Target, Withdraw};
+use crate::wire::{Body, Contribute, Contribution, Contributors, Request, Target, Withdraw};
 
 impl Worker {
     /// The next step of `stage`, which the driver must execute and report; `None` if there is none now.
@@ -271,7 +272,7 @@ impl Worker {
         let header = self.request(task);
         self.links.asked(now, task.server);
         let Record { coding, part, lands_beside, errand, .. } = self.record(task.id);
-        let landing = match part.demand.receives() && part.participants.receives(self.rank()) && errand.is_none() {
+        let landing = match self.is_receiver(part) && errand.is_none() {
             false => Landing::Nowhere,
             true if *lands_beside => Landing::Beside,
             true => Landing::InPlace,
@@ -289,11 +290,11 @@ impl Worker {
         let formation = self.here();
         let target = Target { epoch: formation.epoch(), part: task.part, round: task.round };
         let (dtype, urgency, part_bytes) = (part.layout.dtype, self.urgency(*priority), part.layout.bytes());
-        if let Demand::Access { access, clock_at } = part.demand {
-            return Request::Use(self.use_header(task, access, clock_at));
-        }
-        if let Demand::Rows { action, step } = part.demand {
-            return Request::Rows(self.rows_header(task, action, step));
+        match part.demand {
+            Demand::Access { access, clock_at } => return Request::Use(self.use_header(task, access, clock_at)),
+            Demand::Rows { action, step } => return Request::Rows(self.rows_header(task, action, step)),
+            Demand::AnswerResidual(of) => return Request::AnswerResidual(self.residual_header(target, part, of)),
+            Demand::Reduce { .. } => {}
         }
         let ((op, weight), participants) = (part.reduction(), part.participants.clone());
         let weight = match (op, coding) {
@@ -319,12 +320,20 @@ impl Worker {
             }
             Attempt::First | Attempt::Again | Attempt::Resumed { .. } => Contribution::First { body, checksum: None },
         };
-        let hold = match contribution != Contribution::Nothing && body.codec.has_answer_feedback() {
-            true => self.residuals.hold_of(task.part, task.round, part.layout.pieces.iter().map(|piece| piece.tensor)),
-            false => Hold::No,
-        };
-        let request = Contribute { target, dtype, op, participants, weight, urgency, part_bytes, hold, contribution };
-        Request::Contribute(request)
+        let codec = if contribution == Contribution::Nothing { CodecSpec::PLAIN } else { body.codec };
+        let (hold, is_given) = self.said_of_answers(&part.layout, task.round, codec);
+        Request::Contribute(Contribute {
+            target,
+            dtype,
+            op,
+            participants,
+            weight,
+            urgency,
+            part_bytes,
+            hold,
+            is_given,
+            contribution,
+        })
     }
 
     /// The transport's class, 0 to 7, of `priority`. The most urgent tensors have a class of their own, and each class below is twice as
@@ -423,7 +432,7 @@ impl Worker {
         let formation = self.here();
         match demand {
             _ if planted(self.settings.scheduler.defect, Defect::HolderStagesNothing) => false,
-            Demand::Access { .. } | Demand::Rows { .. } => demand.sends(),
+            Demand::Access { .. } | Demand::Rows { .. } | Demand::AnswerResidual(_) => demand.sends(),
             Demand::Reduce { op: Op::Broadcast { root }, .. } if participants.is_everybody() => {
                 formation.machines.holder(layout.part, layout.dtype, *root) == formation.rank
             }

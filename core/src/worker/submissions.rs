@@ -69,6 +69,9 @@ impl Worker {
         tensor: impl Fn(usize) -> Tensor,
         terms: Terms,
     ) -> Result<Accepted> {
+        if terms.demand.is_of_residual() {
+            self.check_residual_use(specs)?;
+        }
         let units = match &self.ended {
             None => {
                 let keys = (0..specs.len()).map(|member| tensor(member).key);
@@ -388,7 +391,7 @@ impl Worker {
     pub(super) fn duty(&self, part: &ReadyPart, memory: DeviceKind) -> Duty {
         let formation = self.here();
         let (machines, rank, participants) = (&formation.machines, formation.rank, &part.participants);
-        if part.layout.kind.is_kept() {
+        if part.layout.kind.is_kept() || part.demand.is_of_residual() {
             return Duty::Client { receives: part.demand.receives() };
         }
         let (part, dtype) = (part.layout.part, part.layout.dtype);

@@ -10,11 +10,13 @@ from typing import Any
 
 import torch
 
-from gradlane import _session
-from gradlane.errors import InvalidArgumentError
+from gradlane import _core, _session
+from gradlane.errors import Error, FailedPreconditionError, InvalidArgumentError
 
 _KEY = "gradlane_feedback"
 """The key among those of an optimizer's state. PyTorch's optimizers ignore keys that they do not know."""
+_ANSWERS = "answers"
+"""The key of what servers keep, among those of a tensor."""
 
 
 class Feedback:
@@ -24,6 +26,7 @@ class Feedback:
         """Takes position, label, name, parameter and codec of every gradient."""
         with_feedback = [row for row in gradients if "feedback=1" in row[4]]
         self._names = {label: (name, tuple(parameter.shape)) for _, label, name, parameter, _ in with_feedback}
+        self._codecs = {label: codec for _, label, _, _, codec in with_feedback}
         self._parameters = {position: parameter for position, _, _, parameter, _ in with_feedback}
         self._groups: dict[int, tuple[weakref.ref[torch.optim.Optimizer], int]] = {}
         """The group of the optimizer that each parameter belongs to, by position."""
@@ -38,6 +41,8 @@ class Feedback:
         """The largest norm of a gradient of all workers; see `_norm_max`."""
         self._kept: dict[str, tuple[bytes, bytes]] = {}
         """By name, residuals and velocities while no session has them, as between two sessions of a job."""
+        self._kept_answers: dict[str, bytes] = {}
+        """By name, what the servers of the next session get of the answers, if a state was loaded between two sessions."""
         self._enrolment, self._generation = _session.enrolment(), 0
         """The job, and the session of it in which the gradients are declared."""
         self._is_in_step = False
@@ -99,10 +104,15 @@ class Feedback:
         """The gradients are declared in the present session, which gets what was kept."""
         self._generation = _session.generation()
         kept, self._kept = self._kept, {}
-        # Workers that have come know no rate of before, and gradients of all have to be in the same units.
-        self._past_reference |= self._reference
-        self._reference = {}
+        answers, self._kept_answers = self._kept_answers, {}
         session = _session.session()
+        if answers:
+            # All workers have loaded the rates with them.
+            _core.set_answer_feedback(session, list(answers.items()))
+        else:
+            # Workers that have come know no rate of before, and gradients of all have to be in the same units.
+            self._past_reference |= self._reference
+            self._reference = {}
         for name, (residual, velocity) in kept.items():
             if (residual or velocity) and session.size > 1:
                 session.set_feedback(name, residual, velocity)
@@ -156,12 +166,16 @@ class Feedback:
             session.set_feedback(name, residual, velocity)
 
     def _begin_step(self, scaler: torch.amp.GradScaler) -> None:
-        """Reads the scale. It falls where a gradient was not finite, and the step was skipped."""
+        self._read_scale(scaler)
+        self._is_in_step, self._has_stepped = True, False
+
+    def _read_scale(self, scaler: torch.amp.GradScaler) -> None:
+        """Reads the scale. It falls where a gradient was not finite, and the step was skipped. Then that changes nothing."""
         scale = float(scaler.get_scale())
-        if scale < self._scale and not self._has_stepped:
+        if scale < self._scale and not self._has_stepped and self._is_declared:
             for name, _ in self._names.values():
                 _session.session().take_back_feedback(name)
-        self._scale, self._is_in_step, self._has_stepped = scale, True, False
+        self._scale = scale
 
     def add_to(self, state: dict[str, Any]) -> dict[str, Any]:
         """Adds to the state of an optimizer what error feedback keeps on this worker, if it keeps anything."""
@@ -178,56 +192,112 @@ class Feedback:
         return rest
 
     def state_dict(self) -> dict[str, Any]:
-        """What is kept on this worker: residuals and velocities by the names of parameters, and their rates."""
+        """What is kept: residuals and velocities of this worker by the names of parameters, their rates, and the answers'.
+
+        The last are on the servers, and the same for all workers.
+        """
+        if self._scaler is not None and not self._is_in_step:
+            self._read_scale(self._scaler)
+        answers = self._answers()
         tensors: dict[str, dict[str, torch.Tensor]] = {}
         for label, (name, shape) in self._names.items():
             residual, velocity = (
                 _session.session().feedback(name) if self._is_declared else self._kept.get(name, (b"", b""))
             )
-            kept = {"residual": residual, "velocity": velocity}
+            kept = {"residual": residual, "velocity": velocity, _ANSWERS: answers.get(name, b"")}
             tensors[label] = {kind: _floats(data).view(shape) for kind, data in kept.items() if data}
         labels = dict(zip(self._parameters, self._names, strict=True))
         rates = {labels[position]: rate for position, rate in (self._past_reference | self._reference).items()}
-        return {"rank": _session.rank(), "size": _session.size(), "tensors": tensors, "rates": rates}
+        return {
+            "rank": _session.rank(),
+            "size": _session.size(),
+            "tensors": tensors,
+            "rates": rates,
+            "codecs": dict(self._codecs),
+        }
+
+    def _answers(self) -> dict[str, bytes]:
+        """By name, what the answers have lost."""
+        if not self._is_declared or not self._names:
+            return self._kept_answers
+        names = [name for name, _ in self._names.values()]
+        try:
+            return dict(zip(names, _core.answer_feedback(_session.session(), names), strict=True))
+        except (FailedPreconditionError, InvalidArgumentError):
+            raise
+        except Error as error:
+            # What this worker has is saved even so, such as after the loss of a server.
+            warnings.warn(f"what servers keep of error feedback is not in this state: {error}", stacklevel=4)
+            return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Puts back what `state_dict` has returned on the worker of the same rank in a job of the same size.
+        """Puts back what `state_dict` has returned, on all workers.
+
+        What workers keep belongs to the worker of the same rank in a job of the same size. In another job it begins at
+        zero, with a warning. What servers keep goes on in any job.
 
         Raises:
             InvalidArgumentError: it is of other parameters, or of another compression.
+            MismatchError: another worker has loaded another state.
         """
+        tensors = state["tensors"]
+        has_answers = any(_ANSWERS in kept for kept in tensors.values())
         place = state.get("rank"), state.get("size")
-        if place != (_session.rank(), _session.size()):
+        is_of_this_worker = place == (_session.rank(), _session.size())
+        if not is_of_this_worker:
             warnings.warn(
                 f"the saved error feedback is that of rank {place[0]} in a job of {place[1]} workers, and this is rank "
-                f"{_session.rank()} of {_session.size()}: error feedback begins at zero. Save a state for each rank",
+                f"{_session.rank()} of {_session.size()}: what this worker has lost begins at zero. Save a state for each "
+                "rank",
                 stacklevel=3,
             )
-            return
-        tensors = state["tensors"]
+            if not has_answers:
+                return
+        self._check(state)
+        if is_of_this_worker:
+            for label, (name, _) in self._names.items():
+                kept = tensors[label]
+                if kept or _session.size() > 1:
+                    parts = [_bytes(kept[kind]) if kind in kept else b"" for kind in ("residual", "velocity")]
+                    if self._is_declared:
+                        _session.session().set_feedback(name, *parts)
+                    else:
+                        self._kept[name] = parts[0], parts[1]
+        if has_answers:
+            answers = {
+                name: _bytes(tensors[label][_ANSWERS])
+                for label, (name, _) in self._names.items()
+                if _ANSWERS in tensors[label]
+            }
+            if self._is_declared:
+                _core.set_answer_feedback(_session.session(), list(answers.items()))
+            else:
+                self._kept_answers = answers
+        positions = dict(zip(self._names, self._parameters, strict=True))
+        self._past_reference = {}
+        self._reference = {positions[label]: rate for label, rate in state["rates"].items()}
+
+    def _check(self, state: Mapping[str, Any]) -> None:
+        """Refuses a state that does not fit, before anything has changed."""
+        tensors, codecs = state["tensors"], state.get("codecs", {})
         if tensors.keys() != self._names.keys():
             other = sorted(tensors.keys() ^ self._names.keys())
             raise InvalidArgumentError(
                 f"the saved error feedback is of other parameters: {', '.join(other)} are only on one side; load the state "
                 "of the same model with the same compression"
             )
-        for label, (name, shape) in self._names.items():
-            kept = tensors[label]
-            for kind, tensor in kept.items():
+        for label, (_, shape) in self._names.items():
+            for kind, tensor in tensors[label].items():
                 if tuple(tensor.shape) != shape:
                     raise InvalidArgumentError(
                         f"the saved {kind} of {label} has the shape {list(tensor.shape)} instead of {list(shape)}; load the "
                         "state of the same model"
                     )
-            if kept or _session.size() > 1:
-                parts = [_bytes(kept[kind]) if kind in kept else b"" for kind in ("residual", "velocity")]
-                if self._is_declared:
-                    _session.session().set_feedback(name, *parts)
-                else:
-                    self._kept[name] = parts[0], parts[1]
-        positions = dict(zip(self._names, self._parameters, strict=True))
-        self._past_reference = {}
-        self._reference = {positions[label]: rate for label, rate in state["rates"].items()}
+            if _ANSWERS in tensors[label] and codecs.get(label) != self._codecs[label]:
+                raise InvalidArgumentError(
+                    f"the saved error feedback of {label} is of the compression {codecs.get(label)} instead of "
+                    f"{self._codecs[label]}; load the state of the same model with the same compression"
+                )
 
 
 def scale_in_place(gradient: torch.Tensor, factor: float) -> None:

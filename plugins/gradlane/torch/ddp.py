@@ -205,14 +205,18 @@ class DistributedDataParallel(nn.Module):
             self._gradients.feedback.clip(norm_max)
 
     def feedback_state_dict(self) -> dict[str, Any]:
-        """What the error feedback of the compression keeps on this worker. Save it for each rank, beside `state_dict()`."""
+        """What the error feedback of the compression keeps on this worker and on servers; see `DistributedOptimizer.state_dict`.
+
+        Save it for each rank, beside `state_dict()`.
+        """
         return {} if self._gradients is None else self._gradients.feedback.state_dict()
 
     def load_feedback_state_dict(self, state: dict[str, Any]) -> None:
-        """Puts that back, on the worker of the same rank in a job of the same size; else it begins at zero, with a warning.
+        """Puts that back, on all workers; see `DistributedOptimizer.load_state_dict`.
 
         Raises:
             InvalidArgumentError: it is of other parameters, or of another compression.
+            MismatchError: another worker has loaded another state.
         """
         if self._gradients is not None and state:
             self._gradients.feedback.load_state_dict(state)

@@ -122,11 +122,15 @@ class _Distributed(Averaging):
         self._synchronizer.synchronize()
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of the optimizer, and what the error feedback of its compression keeps on this worker.
+        """The state of the optimizer, and what the error feedback of its compression keeps on this worker and on servers.
 
-        Each worker keeps something else. So save a state for each rank, and load it on the worker of that rank; with the
-        state of another rank, or of a job of another size, error feedback begins at zero, and a warning says so. Plain
-        optimizers load the state, too.
+        Each worker keeps something else. So save a state for each rank, between the same two steps, and load it on the
+        worker of that rank; with the state of another rank, or of a job of another size, what the worker has lost begins
+        at zero, and a warning says so. What servers keep is read from them. It is the same in all states, and goes on with
+        any number of workers and servers. Plain optimizers load the state, too.
+
+        Raises:
+            FailedPreconditionError: gradients are being averaged, or other workers have gone on.
         """
         return self._synchronizer.feedback.add_to(super().state_dict())
 
@@ -135,6 +139,8 @@ class _Distributed(Averaging):
 
         Raises:
             InvalidArgumentError: the saved error feedback is of other parameters, or of another compression.
+            MismatchError: another worker has loaded what servers kept at another time. If a worker has loaded none, the
+                next step raises it on all workers.
         """
         super().load_state_dict(self._synchronizer.feedback.take_from(state_dict))
 

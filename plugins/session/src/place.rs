@@ -87,6 +87,10 @@ pub(crate) trait Place: Send + Sync {
 
     fn set_feedback(&self, name: &str, state: &FeedbackState) -> Result<()>;
 
+    fn answer_feedback(&self, names: &[&str]) -> Result<Vec<Vec<u8>>>;
+
+    fn set_answer_feedback(&self, given: &[(&str, &[u8])]) -> Result<()>;
+
     fn hold_feedback(&self, name: &str) -> Result<()>;
 
     fn take_back_feedback(&self, name: &str) -> Result<()>;
@@ -232,6 +236,14 @@ impl Place for Engine {
 
     fn set_feedback(&self, name: &str, state: &FeedbackState) -> Result<()> {
         self.set_feedback(name, state)
+    }
+
+    fn answer_feedback(&self, names: &[&str]) -> Result<Vec<Vec<u8>>> {
+        self.answer_feedback(names)
+    }
+
+    fn set_answer_feedback(&self, given: &[(&str, &[u8])]) -> Result<()> {
+        self.set_answer_feedback(given)
     }
 
     fn hold_feedback(&self, name: &str) -> Result<()> {

@@ -402,6 +402,22 @@ impl Session {
         self.place.set_feedback(name, state)
     }
 
+    /// Reads what servers keep of the answers to these tensors; see [`Engine::answer_feedback`]. Empty in a job of one worker.
+    ///
+    /// # Errors
+    /// As [`Engine::answer_feedback`].
+    pub fn answer_feedback(&self, names: &[&str]) -> Result<Vec<Vec<u8>>> {
+        self.place.answer_feedback(names)
+    }
+
+    /// Gives that back to servers; see [`Engine::set_answer_feedback`].
+    ///
+    /// # Errors
+    /// As [`Engine::set_answer_feedback`].
+    pub fn set_answer_feedback(&self, given: &[(&str, &[u8])]) -> Result<()> {
+        self.place.set_answer_feedback(given)
+    }
+
     /// Keeps also what error feedback had before each round; see [`Engine::hold_feedback`].
     ///
     /// # Errors

@@ -133,6 +133,9 @@ impl Work {
             Self::Sum { slot, step: Step::Receive { worker, exchange, .. } } => {
                 Some((*exchange, Route::Sum { slot: *slot, worker: *worker }))
             }
+            Self::Sum { slot, step: Step::TakeGift { exchange, .. } } => {
+                Some((*exchange, Route::Gift { part: slot.part }))
+            }
             Self::Parameter { part, step: ValueStep::Receive { exchange, .. } } => {
                 Some((*exchange, Route::Parameter { part: *part }))
             }
@@ -146,7 +149,9 @@ impl Work {
                     | Step::Answer { .. }
                     | Step::Seal
                     | Step::Drop
-                    | Step::DropResidual,
+                    | Step::DropResidual
+                    | Step::DropGift
+                    | Step::AnswerResidual { .. },
                 ..
             }
             | Self::Parameter {
@@ -172,6 +177,9 @@ impl Work {
     pub fn answers(&self) -> Option<(ExchangeId, u64)> {
         match self {
             Self::Sum { step: Step::Answer { exchange, header, .. }, .. } => Some((*exchange, header.body.bytes)),
+            Self::Sum { step: Step::AnswerResidual { exchange, header, .. }, .. } => {
+                Some((*exchange, header.body.bytes))
+            }
             Self::Parameter { step: ValueStep::Answer { exchange, header, .. }, .. } => {
                 Some((*exchange, header.part_bytes))
             }
@@ -182,7 +190,9 @@ impl Work {
                     | Step::Publish { .. }
                     | Step::Seal
                     | Step::Drop
-                    | Step::DropResidual,
+                    | Step::DropResidual
+                    | Step::TakeGift { .. }
+                    | Step::DropGift,
                 ..
             }
             | Self::Parameter {
@@ -215,6 +225,11 @@ pub enum Route {
         /// Whose contribution it is.
         worker: WorkerId,
     },
+    /// To the residual that is given for a sum.
+    Gift {
+        /// Which part of it.
+        part: PartId,
+    },
     /// To a parameter.
     Parameter {
         /// Which part of it.
@@ -232,7 +247,7 @@ impl Route {
     pub fn part(&self) -> PartId {
         match self {
             Self::Sum { slot, .. } => slot.part,
-            Self::Parameter { part } | Self::Table { part } => *part,
+            Self::Gift { part } | Self::Parameter { part } | Self::Table { part } => *part,
         }
     }
 }
@@ -285,6 +300,26 @@ pub enum Step {
     Drop,
     /// Free the residual of the part, whatever the round.
     DropResidual,
+    /// Take the residual that `exchange` brings for the part, of so many bytes and with this CRC-32C. What was given before is freed.
+    TakeGift {
+        /// What brings it.
+        exchange: ExchangeId,
+        /// How long it is.
+        bytes: u64,
+        /// What its body must have.
+        checksum: u32,
+    },
+    /// Free what was given for the part, as far as it came.
+    DropGift,
+    /// Answer a use of the residual of the part.
+    AnswerResidual {
+        /// On which exchange.
+        exchange: ExchangeId,
+        /// Complete.
+        header: Sum,
+        /// What to send: the residual that an answer would begin with. `None` if nothing was asked for.
+        shown: Option<Feedback>,
+    },
 }
 
 /// How an answer uses the residual of its part.
@@ -294,6 +329,13 @@ pub struct Feedback {
     pub start: Start,
     /// Whether that is kept beside what the answer leaves, so that the answer can be taken back.
     pub is_held: bool,
+    /// Whether what was given takes the place of what the answers before have left.
+    pub is_given: bool,
+}
+
+impl Feedback {
+    /// Nothing was there before, and nothing is kept.
+    pub const NONE: Self = Self { start: Start::Zero, is_held: false, is_given: false };
 }
 
 /// What is summed.

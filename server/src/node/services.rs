@@ -82,6 +82,9 @@ impl Services {
                 self.sums.handle_contribute(now, sender.worker, exchange, header, budget);
             }
             Request::Restore(header) => self.sums.handle_restore(now, sender.worker, exchange, header, budget),
+            Request::AnswerResidual(header) => {
+                self.sums.handle_residual(now, sender.worker, exchange, header, budget);
+            }
             Request::Withdraw(header) => return Ok(Opening::Withdrawal(header.clone())),
             Request::Use(header) => self.parameters.handle_use(now, sender, exchange, header, budget),
             Request::Rows(header) => self.tables.handle_rows(now, sender, exchange, header, budget)?,
@@ -116,6 +119,7 @@ impl Services {
     ) {
         match route {
             Route::Sum { slot, worker } => self.sums.handle_receipt(now, slot, worker, exchange, receipt, budget),
+            Route::Gift { part } => self.sums.handle_gift(part, exchange, receipt, budget),
             Route::Parameter { part: _ } => self.parameters.handle_receipt(exchange, receipt, budget),
             Route::Table { part: _ } => unreachable!("tables have no receipts"),
         }
@@ -140,7 +144,7 @@ impl Services {
 
     /// The answer of an exchange was handed over whole.
     pub(super) fn handle_answered(&mut self, exchange: ExchangeId, budget: &mut Budget) {
-        self.sums.handle_answered(exchange);
+        self.sums.handle_answered(exchange, budget);
         self.parameters.handle_answered(exchange, budget);
         self.tables.handle_answered(exchange, budget);
     }

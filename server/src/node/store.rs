@@ -59,6 +59,7 @@ impl Store {
     ) {
         match route {
             Route::Sum { slot, worker } => self.sums.receive(slot, worker, exchange, chunks, say),
+            Route::Gift { part } => self.sums.receive_gift(part, exchange, chunks, say),
             Route::Parameter { part } => self.values.receive(part, exchange, chunks, say),
             Route::Table { part } => self.rows.receive(part, exchange, chunks, say),
         }

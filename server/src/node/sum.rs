@@ -17,6 +17,10 @@ use crate::node::accumulator::{Accumulator, Gathered, SumResources};
 use crate::node::command::{Feedback, Receipt, Route, SlotId, Step, Upload};
 use crate::node::event::Event;
 
+use residuals::Residuals;
+
+mod residuals;
+
 #[cfg(test)]
 mod random_tests;
 #[cfg(test)]
@@ -29,8 +33,8 @@ pub struct Sums {
     /// Of the codecs; kept from sum to sum.
     workspace: Workspace,
     slots: BTreeMap<SlotId, Sum>,
-    /// What the answers of parts have lost, unless the sum of a part has it. The node decides when each begins and ends.
-    residuals: BTreeMap<PartId, Residual>,
+    /// Those of the answers, unless the sum of a part has it.
+    residuals: Residuals,
 }
 
 /// One sum and its readers.
@@ -63,7 +67,7 @@ struct Answering {
 impl Sums {
     /// No sums.
     pub fn new(resources: SumResources) -> Self {
-        Self { resources, workspace: Workspace::default(), slots: BTreeMap::new(), residuals: BTreeMap::new() }
+        Self { resources, workspace: Workspace::default(), slots: BTreeMap::new(), residuals: Residuals::default() }
     }
 
     /// Carries out a step of the sum of `slot`. Results go to `say`.
@@ -90,15 +94,8 @@ impl Sums {
             }
             Step::Publish { divisor, residual } => {
                 if let Some(sum) = self.slots.get_mut(&slot) {
-                    let residual = residual.map(|Feedback { start, is_held }| {
-                        let mut residual = self.residuals.remove(&slot.part).unwrap_or_default();
-                        if is_held {
-                            residual.hold()
-                        } else {
-                            residual.let_go()
-                        }
-                        (residual, start)
-                    });
+                    let take = |used: Feedback| (self.residuals.take(slot.part, used), used.start);
+                    let residual = residual.map(take);
                     sum.memory.publish(divisor, residual, &mut self.workspace);
                     sum.flow(say);
                 }
@@ -116,13 +113,21 @@ impl Sums {
             Step::Seal => {
                 if let Some(sum) = self.slots.get_mut(&slot) {
                     if let Some(residual) = sum.memory.seal() {
-                        self.residuals.insert(slot.part, residual);
+                        self.residuals.put_back(slot.part, residual);
                     }
                     sum.flow(say);
                 }
             }
             Step::Drop => drop(self.slots.remove(&slot)),
-            Step::DropResidual => drop(self.residuals.remove(&slot.part)),
+            Step::DropResidual => self.residuals.drop_of(slot.part),
+            Step::TakeGift { exchange, bytes, checksum } => {
+                let bytes = usize::try_from(bytes).expect("of a part");
+                self.residuals.begin_gift(slot.part, exchange, (bytes, checksum), say);
+            }
+            Step::DropGift => self.residuals.drop_gift(slot.part),
+            Step::AnswerResidual { exchange, header, shown } => {
+                self.residuals.answer((&self.resources.pool, slot.part), exchange, header, shown, say);
+            }
         }
     }
 
@@ -143,9 +148,20 @@ impl Sums {
         }
     }
 
+    /// Takes the next bytes that `exchange` brought of the residual that is given for a part.
+    pub fn receive_gift(
+        &mut self,
+        part: PartId,
+        exchange: ExchangeId,
+        chunks: &[impl AsRef<[u8]>],
+        say: &mut impl FnMut(Event),
+    ) {
+        self.residuals.receive_gift(part, exchange, chunks, say);
+    }
+
     /// Drops all sums, after a defect left them in an unknown state. Their readers get an error.
     pub fn lose_all(&mut self, say: &mut impl FnMut(Event)) {
-        self.residuals.clear();
+        self.residuals.lose_all(say);
         for sum in std::mem::take(&mut self.slots).into_values() {
             for Answering { exchange, header, .. } in sum.answers.into_values() {
                 say(Event::Send(no_sum(exchange, header.target)));
@@ -165,7 +181,7 @@ impl Sums {
 
     /// The parts whose answers have a residual that no sum has now.
     pub fn residuals(&self) -> impl Iterator<Item = PartId> {
-        self.residuals.keys().copied()
+        self.residuals.parts()
     }
 
     /// The slots that have one.

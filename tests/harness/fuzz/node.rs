@@ -246,7 +246,9 @@ impl World {
         if !exchange.accepted || bytes == 0 {
             return;
         }
-        let who = self.links[&exchange.link];
+        // All workers give the same residual.
+        let is_gift = matches!(exchange.header, Request::AnswerResidual(_));
+        let who = if is_gift { 0 } else { self.links[&exchange.link] };
         let from = exchange.sent;
         exchange.sent += bytes;
         let target = exchange.header.target();
@@ -255,6 +257,7 @@ impl World {
             Request::Contribute(_)
             | Request::Withdraw(_)
             | Request::Restore(_)
+            | Request::AnswerResidual(_)
             | Request::Use(_)
             | Request::Rows(_)
             | Request::Unknown(_) => 0,
@@ -541,7 +544,7 @@ impl World {
 fn is_end(work: &Work) -> bool {
     matches!(
         work,
-        Work::Sum { step: Step::Drop | Step::DropResidual, .. }
+        Work::Sum { step: Step::Drop | Step::DropResidual | Step::DropGift, .. }
             | Work::Parameter { step: ValueStep::Drop | ValueStep::Forget { .. } | ValueStep::Unread, .. }
             | Work::Table { step: RowsStep::Drop | RowsStep::Forget { .. } | RowsStep::Leave { .. }, .. }
     )

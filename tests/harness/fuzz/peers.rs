@@ -249,6 +249,7 @@ fn answer_seeds() -> Vec<Vec<u8>> {
             Header::Contribute(_)
             | Header::Withdraw(_)
             | Header::Restore(_)
+            | Header::AnswerResidual(_)
             | Header::Use(_)
             | Header::Rows(_)
             | Header::Unknown(_) => {}

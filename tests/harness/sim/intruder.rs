@@ -81,6 +81,7 @@ fn push(context: &mut Context, like: ExchangeId, link: LinkId) {
         Header::Use(header) => (header.target, true),
         Header::Withdraw(_)
         | Header::Restore(_)
+        | Header::AnswerResidual(_)
         | Header::Sum(_)
         | Header::Value(_)
         | Header::Rows(_)

@@ -216,7 +216,7 @@ impl ServerProcess {
         let Work::Sum { slot, step } = work else { return };
         let SlotId { part, round } = *slot;
         match step {
-            Step::Publish { residual: Some(Feedback { start, is_held }), .. } => {
+            Step::Publish { residual: Some(Feedback { start, is_held, is_given: false }), .. } => {
                 let before = self.fed.insert(part, (round, false));
                 let holds = |least: Hold| {
                     let all = self.served.values().filter(|served| !served.is_answered);
@@ -248,6 +248,10 @@ impl ServerProcess {
             }
             Step::DropResidual => drop(self.fed.remove(&part)),
             Step::Begin(_) | Step::Receive { .. } | Step::Publish { .. } | Step::Answer { .. } | Step::Drop => {}
+            Step::TakeGift { .. } | Step::DropGift | Step::AnswerResidual { .. } => {
+                let text = format!("{}: a residual of part {part} is used, for which nobody asked", self.me.who);
+                context.witness.fail(context.now, Checker::Sum, text);
+            }
         }
     }
 

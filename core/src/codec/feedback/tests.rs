@@ -313,3 +313,24 @@ fn bytes_of(elements: &[f32]) -> Vec<u8> {
 fn floats_of(bytes: &[u8]) -> Vec<f32> {
     bytes.as_chunks().0.iter().map(|float| f32::from_le_bytes(*float)).collect()
 }
+
+#[test]
+fn what_the_next_body_would_begin_with_is_shown_and_stays() {
+    let mut residual = Residual::of(1.5_f32.to_le_bytes().to_vec());
+    residual.hold();
+    residual.start(Start::Kept, 1, None);
+    // What a body leaves.
+    residual.bytes = 0.25_f32.to_le_bytes().to_vec();
+    let show = |residual: &Residual, start| {
+        let mut shown = [7; 4];
+        residual.show(start, &mut shown);
+        f32::from_le_bytes(shown)
+    };
+    let starts = [Start::Zero, Start::Kept, Start::Before];
+    assert_eq!(starts.map(|start| show(&residual, start)), [0.0, 0.25, 1.5]);
+    residual.let_go();
+    assert_eq!(starts.map(|start| show(&residual, start)), [0.0, 0.25, 0.25], "none is held");
+    let mut longer = [7; 8];
+    residual.show(Start::Kept, &mut longer);
+    assert_eq!(longer, [7; 8], "of another length there is none");
+}

@@ -11,7 +11,7 @@ use crate::mem::borrow;
 use crate::sched::{Attempt, Task};
 use crate::transport::Push;
 use crate::types::{Done, ExchangeId, LinkId};
-use crate::wire::{Contribute, Contribution, Request, Restore, Rows, Sent, Use};
+use crate::wire::{AnswerResidual, Contribute, Contribution, Request, ResidualAction, Restore, Rows, Sent, Use};
 
 pub(super) fn execute(shared: &Arc<Shared>, task: Task, link: LinkId, exchange: ExchangeId, mut push: Push) {
     let _span = tracing::trace_span!("push", part = %task.part, round = task.round.0, exchange = exchange.0).entered();
@@ -31,13 +31,21 @@ pub(super) fn execute(shared: &Arc<Shared>, task: Task, link: LinkId, exchange: 
             Request::Restore(Restore { checksum, .. }) | Request::Rows(Rows { checksum, .. }) => {
                 *checksum = Some(borrow::checksum(&push.body))
             }
-            Request::Contribute(_) | Request::Withdraw(_) | Request::Unknown(_) => {}
+            Request::Contribute(_) | Request::Withdraw(_) | Request::AnswerResidual(_) | Request::Unknown(_) => {}
         }
     }
+    if let Request::AnswerResidual(AnswerResidual { action: ResidualAction::Give { checksum }, .. }) = &mut push.header
+    {
+        // Servers compare what workers give by it.
+        *checksum = borrow::checksum(&push.body);
+    }
     let sent = match &push.header {
-        Request::Contribute(_) | Request::Restore(_) | Request::Use(_) | Request::Rows(_) | Request::Unknown(_) => {
-            &shared.metrics.pushes
-        }
+        Request::Contribute(_)
+        | Request::Restore(_)
+        | Request::AnswerResidual(_)
+        | Request::Use(_)
+        | Request::Rows(_)
+        | Request::Unknown(_) => &shared.metrics.pushes,
         Request::Withdraw(_) => &shared.metrics.withdrawals,
     };
     Metrics::add(sent, 1);

@@ -73,7 +73,7 @@ impl Registry {
         for piece in &layout.pieces {
             let tensor = self.tensors.get_mut(&piece.tensor).expect("it was admitted");
             assert_eq!(tensor.rounds, round.0, "tensor {}: submitted since it was admitted", tensor.spec.name);
-            tensor.rounds += 1;
+            tensor.rounds += u64::from(demand.is_counted());
         }
         let name = Arc::clone(&self.tensors[&layout.pieces[0].tensor].name);
         let participants = self.participants_of(&layout);

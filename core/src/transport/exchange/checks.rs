@@ -20,6 +20,7 @@ pub(in crate::transport) fn check_response(
     let due = match (response, push) {
         (Response::Sum(_), Request::Contribute(push)) => push.target,
         (Response::Sum(_), Request::Restore(push)) => push.target,
+        (Response::Sum(_), Request::AnswerResidual(push)) => push.target,
         (Response::Value(_), Request::Use(push)) => push.target,
         (Response::Rows(_), Request::Rows(push)) => push.target,
         (Response::Sum(_), _) => return bad("kind", "is a sum, which does not answer such a request".to_owned()),
@@ -37,6 +38,11 @@ pub(in crate::transport) fn check_response(
         if sum.body.codec != codec {
             return bad("encoding", format!("is {} instead of {codec}", sum.body.codec));
         }
+    }
+    if let (Response::Sum(sum), Request::AnswerResidual(_)) = (response, push)
+        && !sum.body.codec.is_plain()
+    {
+        return bad("encoding", format!("is {} of a residual, which travels plain", sum.body.codec));
     }
     let due = match response {
         Response::Sum(sum) if sum.body.encoding().varies() => BodyBytes::AtMost(landing_bytes as u64),

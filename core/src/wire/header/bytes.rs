@@ -1,6 +1,7 @@
 //! A header's bytes. Fields that a kind of header does not have are zero. The reader checks this, so that a header has only one form.
 //!
-//! [`fields`] has what all services share, [`sum`] the rest of the dense sum's headers, [`parameter`] that of parameters, [`table`] that of tables.
+//! [`fields`] has what all services share, [`sum`] the rest of the dense sum's headers, [`residual`] the one about
+//! residuals, [`parameter`] that of parameters, [`table`] that of tables.
 
 use super::{About, HEADER_BYTES, Header, Reject, Reply, Request, Response, Service};
 use crate::error::{Error, Result};
@@ -10,6 +11,7 @@ use crate::wire::{VERSION, check_version};
 mod fields;
 mod parameter;
 mod participants;
+mod residual;
 mod sum;
 mod table;
 
@@ -26,6 +28,7 @@ impl Header {
             Self::Contribute(header) => header.encode(),
             Self::Withdraw(header) => header.encode(),
             Self::Restore(header) => header.encode(),
+            Self::AnswerResidual(header) => header.encode(),
             Self::Sum(header) => header.encode(),
             Self::Use(header) => header.encode(),
             Self::Value(header) => header.encode().to_vec(),
@@ -67,6 +70,10 @@ impl Header {
                 fields.header_bytes(rest)?;
                 table::decode(&fields, kind, rest)
             }
+            (Service::DenseSum, sum::kind::RESIDUAL) => {
+                fields.header_bytes(rest)?;
+                fields.residual(rest).map(Self::AnswerResidual)
+            }
             (Service::DenseSum, kind) => {
                 fields.header_bytes(rest)?;
                 sum::decode(&fields, kind, rest)
@@ -82,6 +89,7 @@ impl Request {
             Self::Contribute(header) => header.encode(),
             Self::Withdraw(header) => header.encode(),
             Self::Restore(header) => header.encode(),
+            Self::AnswerResidual(header) => header.encode(),
             Self::Use(header) => header.encode(),
             Self::Rows(header) => header.encode(),
             Self::Unknown(about) => unknown(*about).to_vec(),
@@ -94,6 +102,7 @@ impl Request {
             Self::Contribute(header) => header.header_bytes(),
             Self::Withdraw(header) => header.header_bytes(),
             Self::Restore(header) => header.header_bytes(),
+            Self::AnswerResidual(header) => header.header_bytes(),
             Self::Use(header) => header.header_bytes(),
             Self::Rows(header) => header.header_bytes(),
             Self::Unknown(_) => HEADER_BYTES,

@@ -34,6 +34,9 @@ pub struct Contribute {
     pub part_bytes: u64,
     /// Whether this worker may take the sum back, and whether it has taken back the sum of the round before.
     pub hold: Hold,
+    /// Whether the answer begins with the residual that this worker has [given](super::AnswerResidual). All contributions to a round must say
+    /// the same.
+    pub is_given: bool,
     /// What follows.
     pub contribution: Contribution,
 }

@@ -6,8 +6,8 @@ use crate::types::{
     Participants, Round, RowAction, Rule, Shards, TensorKey, Update, Version, WorkerId, WorkerSet,
 };
 use crate::wire::{
-    Body, Contribute, Contribution, Contributors, Header, Hold, Reject, Restore, Rows, RowsAnswer, Sent, Sum, Target,
-    Use, Value, Withdraw,
+    AnswerResidual, Body, Contribute, Contribution, Contributors, Header, Hold, Reject, ResidualAction, Restore, Rows,
+    RowsAnswer, Sent, Sum, Target, Use, Value, Withdraw,
 };
 
 /// Headers of each kind, with each form of what follows them.
@@ -22,6 +22,7 @@ pub fn headers() -> Vec<Header> {
         urgency: 6,
         part_bytes: 4096,
         hold: Hold::No,
+        is_given: false,
         contribution: Contribution::First { body, checksum: Some(0xdead_beef) },
     };
     let with = |contribution| Header::Contribute(Contribute { contribution, ..contribute.clone() });
@@ -29,6 +30,17 @@ pub fn headers() -> Vec<Header> {
     let held = |hold| {
         let contribution = Contribution::First { body: fed_back, checksum: None };
         Header::Contribute(Contribute { hold, contribution, ..contribute.clone() })
+    };
+    let given = |hold| {
+        let contribution = Contribution::First { body: fed_back, checksum: None };
+        Header::Contribute(Contribute { hold, is_given: true, contribution, ..contribute.clone() })
+    };
+    let residual = AnswerResidual {
+        target: target(),
+        participants: Participants::ALL,
+        codec: fed_back.codec,
+        part_bytes: 4096,
+        action: ResidualAction::Read(Hold::No),
     };
     let of = |participants| Header::Contribute(Contribute { participants, ..contribute.clone() });
     let sum = Sum {
@@ -152,6 +164,16 @@ pub fn headers() -> Vec<Header> {
         Header::Reject(Reject { about: rows.about(), error_bytes: 9 }),
         held(Hold::Before),
         held(Hold::TakenBack),
+        given(Hold::No),
+        given(Hold::Before),
+        Header::AnswerResidual(residual.clone()),
+        Header::AnswerResidual(AnswerResidual { action: ResidualAction::Read(Hold::TakenBack), ..residual.clone() }),
+        Header::AnswerResidual(AnswerResidual {
+            participants: participants(),
+            codec: "int4:feedback=1".parse().expect("a codec"),
+            action: ResidualAction::Give { checksum: 0xdead_beef },
+            ..residual
+        }),
     ]
 }
 

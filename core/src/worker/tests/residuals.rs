@@ -2,8 +2,8 @@
 
 use super::*;
 use crate::codec::feedback::Start;
-use crate::types::{InCopies, Participants, WorkerSet};
-use crate::wire::Hold;
+use crate::types::{InCopies, Participants, ResidualUse, WorkerSet};
+use crate::wire::{AnswerResidual, Hold, ResidualAction, Target};
 
 #[test]
 fn a_body_goes_on_with_what_the_one_before_lost_once_its_sum_has_come() {
@@ -114,6 +114,67 @@ fn a_contribution_says_that_the_sum_before_was_taken_back() {
     assert_eq!(held(&mut world), Hold::Before);
     world.worker.handle_taken_back(part, "w");
     assert_eq!([held(&mut world), held(&mut world)], [Hold::TakenBack, Hold::Before]);
+}
+
+#[test]
+fn a_contribution_says_that_its_answer_begins_with_what_was_given() {
+    let mut world = World::joined();
+    round(&mut world);
+    world.worker.handle_given("w");
+    let is_given = |world: &mut World| {
+        let (task, _) = encode(world);
+        let step = world.worker.take(world.now, Stage::Push).unwrap();
+        let Action::Push { header: Request::Contribute(header), .. } = step.action else { panic!("{step:?}") };
+        world.worker.end_push(world.now, task);
+        let contributors = Contributors::Due;
+        world.worker.handle_pulled(world.now, task, Exchanged::Sum { body: body(), divisor: 1.0, contributors });
+        world.worker.take(world.now, Stage::Decompress).unwrap();
+        world.worker.handle_decoded(world.now, task, Ok(()));
+        world.commands();
+        header.is_given
+    };
+    assert_eq!([is_given(&mut world), is_given(&mut world)], [true, false]);
+}
+
+#[test]
+fn a_use_of_the_residual_of_the_answers_is_of_the_next_round_and_is_none() {
+    let mut world = World::joined();
+    round(&mut world);
+    for (of, action, landing) in [
+        (ResidualUse::Read, ResidualAction::Read(Hold::No), Landing::InPlace),
+        (ResidualUse::Give, ResidualAction::Give { checksum: 0 }, Landing::Nowhere),
+    ] {
+        let spec = fed_back();
+        let terms = Terms { demand: Demand::AnswerResidual(of), timeout: None };
+        world.worker.submit_all(world.now, &[spec.clone()], |_| tensor(&spec, None), terms).unwrap();
+        world.commands();
+        let step = world.worker.take(world.now, Stage::Push).unwrap();
+        let Action::Push { header: Request::AnswerResidual(header), landing: found, .. } = step.action else {
+            panic!("{step:?}")
+        };
+        let AnswerResidual { target: Target { round, .. }, codec, part_bytes, action: said, .. } = header;
+        assert_eq!((round, codec, part_bytes), (Round(1), spec.kind.codec(), 16));
+        assert_eq!((said, found), (action, landing));
+        world.worker.end_push(world.now, step.task.id);
+        let (body, contributors) = (Body::plain(16), Contributors::Due);
+        world.worker.handle_pulled(world.now, step.task.id, Exchanged::Sum { body, divisor: 1.0, contributors });
+        let is_end = |command: &Command| matches!(command, Command::Resolve { outcome: Ok(()), .. });
+        assert!(world.commands().iter().any(is_end));
+    }
+    assert_eq!(world.worker.next_round(fed_back().key()), Some(Round(1)));
+    assert_eq!(round(&mut world), Start::Kept, "this worker's own goes on");
+}
+
+#[test]
+fn a_residual_of_the_answers_is_not_used_while_the_tensor_is_reduced() {
+    let mut world = World::joined();
+    round(&mut world);
+    let (spec, terms) = (fed_back(), Terms { demand: Demand::AnswerResidual(ResidualUse::Read), timeout: None });
+    let (task, _) = encode(&mut world);
+    let refused = world.worker.submit_all(world.now, &[spec.clone()], |_| tensor(&spec, None), terms);
+    assert!(matches!(refused, Err(Error::FailedPrecondition { .. })), "{refused:?}");
+    finish(&mut world, task, Contributors::Due);
+    assert!(world.worker.submit_all(world.now, &[spec.clone()], |_| tensor(&spec, None), terms).is_ok());
 }
 
 #[test]

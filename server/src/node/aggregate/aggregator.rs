@@ -10,7 +10,7 @@ use gradlane_core::types::{
     DType, Defect, ExchangeId, PartId, Participants, Round, TensorKey, Time, WorkerId, WorkerSet, planted,
 };
 use gradlane_core::wire::frame::Stall;
-use gradlane_core::wire::{Contribute, Restore, Withdraw};
+use gradlane_core::wire::{Contribute, Restore, Target, Withdraw};
 
 use super::absence::Absence;
 use super::readers::Readers;
@@ -32,6 +32,8 @@ pub(in crate::node) struct Aggregator {
     pub(super) membership: Option<Arc<Membership>>,
     pub(super) parts: BTreeMap<PartId, Part>,
     pub(super) exchanges: BTreeMap<ExchangeId, Exchange>,
+    /// The exchanges about residuals.
+    pub(super) uses: BTreeMap<ExchangeId, Using>,
     /// Open rounds with a contribution, the oldest first.
     pub(super) waiting: BTreeSet<(Time, SlotId)>,
     warned: Option<Time>,
@@ -83,6 +85,17 @@ pub(super) struct Exchange {
     pub(super) routed: bool,
 }
 
+/// An exchange about a residual that has not ended.
+#[derive(Debug)]
+pub(super) struct Using {
+    pub(super) worker: WorkerId,
+    pub(super) target: Target,
+    /// Bytes of memory for its answer.
+    pub(super) booked: u64,
+    /// Whether the driver has a route for its body.
+    pub(super) routed: bool,
+}
+
 /// How far an exchange is.
 ///
 /// ```text
@@ -110,6 +123,7 @@ impl Aggregator {
             membership: None,
             parts: BTreeMap::new(),
             exchanges: BTreeMap::new(),
+            uses: BTreeMap::new(),
             waiting: BTreeSet::new(),
             warned: None,
             look_at_sums: None,
@@ -231,7 +245,10 @@ impl Aggregator {
 
     /// The exchange broke off. Unknown ones are ignored.
     pub(in crate::node) fn handle_torn(&mut self, exchange: ExchangeId, budget: &mut Budget) {
-        let Some(Exchange { worker, slot: id, state, .. }) = self.end_exchange(exchange, false) else { return };
+        let Some(Exchange { worker, slot: id, state, .. }) = self.end_exchange(exchange, false) else {
+            self.note_torn_using(exchange);
+            return self.settle(budget);
+        };
         if self.is_restored_by(id, exchange) {
             self.forget_restored(id);
             return self.settle(budget);
@@ -251,8 +268,10 @@ impl Aggregator {
     }
 
     /// The answer of the exchange was handed over whole.
-    pub(in crate::node) fn handle_answered(&mut self, exchange: ExchangeId) {
+    pub(in crate::node) fn handle_answered(&mut self, exchange: ExchangeId, budget: &mut Budget) {
         self.end_exchange(exchange, true);
+        self.end_using(exchange);
+        self.settle(budget);
     }
 
     /// The workers that were given up since the last call, because they take no sums, and how long each has taken none. The driver of this
@@ -356,7 +375,7 @@ impl Aggregator {
         };
         let slots = || self.parts.values().flat_map(|part| part.slots.iter().flatten());
         let forgotten = usize::from(planted(self.config.defect, Defect::DrainForgetsOne));
-        let is_empty = self.exchanges.len() <= forgotten;
+        let is_empty = self.pending() <= forgotten;
         self.draining.is_some() && is_empty && (forgotten > 0 || slots().all(settled))
     }
 
@@ -367,7 +386,7 @@ impl Aggregator {
 
     /// How many exchanges are open.
     pub(in crate::node) fn pending(&self) -> usize {
-        self.exchanges.len()
+        self.exchanges.len() + self.uses.len()
     }
 
     /// Gives back what became free.

@@ -46,7 +46,7 @@ impl Aggregator {
         };
         let published = Published { divisor, contributors };
         let listeners: Vec<ExchangeId> = open.listeners.values().copied().collect();
-        let residual = self.residual_of(id, &published).map(|(residual, sum)| residual.take(&sum));
+        let residual = self.take_residual(id, &published);
         self.open_mut(id).flowing = Some(published.clone());
         self.step(id, Step::Publish { divisor, residual });
         for exchange in listeners {
@@ -164,6 +164,7 @@ impl Aggregator {
             self.fail(id, error.clone());
             self.retire(id);
         }
+        self.drop_gift(part, error);
         let residual = self.parts.remove(&part).map_or(0, |part| part.residual.booked);
         if residual > 0 {
             self.freed += residual;
@@ -172,13 +173,15 @@ impl Aggregator {
     }
 
     /// The residual of a part whose sum `id` has error feedback, and what the sum means for it.
-    fn residual_of(&mut self, id: SlotId, published: &Published) -> Option<(&mut Residual, Fed)> {
-        let Slot { spec: Spec { codec, bytes, .. }, state: RoundState::Open(Open { hold, .. }), .. } = self.slot(id)?
+    pub(super) fn residual_of(&mut self, id: SlotId, published: &Published) -> Option<(&mut Residual, Fed)> {
+        let Slot { spec: Spec { codec, bytes, .. }, state: RoundState::Open(Open { hold, given, .. }), .. } =
+            self.slot(id)?
         else {
             return None;
         };
         let (codec, bytes, hold) = (*codec, *bytes, hold.unwrap_or_default());
-        let sum = Fed { contributors: Arc::clone(&published.contributors), bytes, round: id.round, hold };
+        let is_given = given.is_some_and(|(_, is_given)| is_given);
+        let sum = Fed { contributors: Arc::clone(&published.contributors), bytes, round: id.round, hold, is_given };
         let residual = &mut self.parts.get_mut(&id.part)?.residual;
         codec.has_answer_feedback().then_some((residual, sum))
     }

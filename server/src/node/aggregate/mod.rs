@@ -32,6 +32,7 @@
 mod absence;
 mod aggregator;
 mod closing;
+mod giving;
 mod keeping;
 mod opening;
 mod readers;

@@ -317,6 +317,7 @@ impl Aggregator {
         if let Some(before) = before {
             check_repeat(worker, header.weight, body, &before)?;
         }
+        self.check_gift(id, worker, header, before.is_some())?;
         let upload = match header.contribution {
             // What is overwritten has no checksum; what was announced before still holds for all that is taken.
             Contribution::Resumed { landed, .. } => {

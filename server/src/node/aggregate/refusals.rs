@@ -71,3 +71,27 @@ pub(super) fn restored_meanwhile(id: SlotId) -> Error {
 pub(super) fn root_lost(id: SlotId, root: WorkerId) -> Error {
     Error::RootLost { tensor: id.part.key.into(), root: root.to_string() }
 }
+
+/// The answer to a use of a residual that the answer of this round, or of a later one, has changed.
+pub(super) fn gone_on(id: SlotId) -> Error {
+    Error::TensorState {
+        tensor: id.part.key.into(),
+        what: format!("the residual of its answers before {} is gone: other workers have gone on", id.round),
+        hint: "save and load the state between the same two steps on all workers".to_owned(),
+    }
+}
+
+/// The answer to a gift that another worker was to bring: to come again.
+pub(super) fn not_brought() -> Error {
+    let cause = "the worker that was to bring it broke off".to_owned();
+    Error::Unavailable { what: "the residual of the answers".to_owned(), cause }
+}
+
+/// The error of a round to which `worker` contributed as if it had given the residual of the answers.
+pub(super) fn not_given(id: SlotId, worker: WorkerId) -> Error {
+    Error::TensorState {
+        tensor: id.part.key.into(),
+        what: format!("{}: {worker} has loaded a residual of the answers that the server does not have", id.round),
+        hint: "load the same state on all workers, after the last one that was loaded on any".to_owned(),
+    }
+}

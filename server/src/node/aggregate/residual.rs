@@ -28,12 +28,16 @@
 //! - *What is taken back never depends on time or order*, so an answer is a function of the contributions, as `deterministic` demands. All
 //!   workers get the same bytes in any case.
 //!
+//! **Given.** Workers may give a residual that was saved at another time. It waits beside what the answers have left, until the next sum with
+//! error feedback begins to flow. All contributions to it must say that they have given it. Then it takes the place of what the answers have
+//! left, whichever workers and rounds that was of. If none says it, nobody has use for it, and it goes. [`Gift`] is what is known of it.
+//!
 //! Its memory is booked from the first round with error feedback to the end of the name, and twice as much from the first round that is held.
 
 use std::sync::Arc;
 
 use gradlane_core::codec::feedback::Start;
-use gradlane_core::types::{Round, WorkerSet};
+use gradlane_core::types::{CodecSpec, ExchangeId, Round, WorkerId, WorkerSet};
 use gradlane_core::wire::Hold;
 
 use crate::node::command::Feedback;
@@ -45,6 +49,29 @@ pub(super) struct Residual {
     pub(super) booked: u64,
     /// The sum that left it. Absent if the next one begins at zero.
     kept: Option<Fed>,
+    /// What workers have given for the next one.
+    pub(super) gift: Option<Gift>,
+}
+
+/// A residual that workers give. All of them give the same bytes, and the first one brings them.
+#[derive(Debug)]
+pub(super) struct Gift {
+    /// Bytes of its part, which are booked.
+    pub(super) bytes: u64,
+    pub(super) codec: CodecSpec,
+    pub(super) checksum: u32,
+    /// The workers that have given it: they were told so.
+    pub(super) givers: WorkerSet,
+    /// What brings it, and who waits for that beside its worker. Absent once it is whole.
+    pub(super) coming: Option<Coming>,
+}
+
+/// A gift that is on its way.
+#[derive(Debug)]
+pub(super) struct Coming {
+    pub(super) worker: WorkerId,
+    pub(super) exchange: ExchangeId,
+    pub(super) waiting: Vec<ExchangeId>,
 }
 
 /// A sum, as far as the residual and the next sum depend on it.
@@ -58,18 +85,60 @@ pub(super) struct Fed {
     pub(super) round: Round,
     /// What all its contributions say.
     pub(super) hold: Hold,
+    /// Whether all its contributions say that they have given the residual.
+    pub(super) is_given: bool,
 }
 
 impl Residual {
-    /// A sum begins to flow, and has the residual from now on. Returns how its answer uses it.
-    pub(super) fn take(&mut self, sum: &Fed) -> Feedback {
-        let start = self.kept.take().map_or(Start::Zero, |before| before.start_of(sum));
-        Feedback { start, is_held: sum.hold > Hold::No }
+    /// A sum begins to flow, and has the residual from now on, with what was given for it. Returns how its answer uses it.
+    pub(super) fn take(&mut self, sum: &Fed, gift: Option<&Gift>) -> Feedback {
+        let used = self.use_by(sum, gift);
+        self.kept = None;
+        used
+    }
+
+    /// How the answer of a sum would use the residual, if the sum flowed now.
+    pub(super) fn use_by(&self, sum: &Fed, gift: Option<&Gift>) -> Feedback {
+        let is_given = sum.is_given && gift.is_some_and(|gift| gift.is_whole_for(sum.bytes));
+        let start = match &self.kept {
+            _ if is_given => Start::Kept,
+            Some(before) => before.start_of(sum),
+            None => Start::Zero,
+        };
+        Feedback { start, is_held: sum.hold > Hold::No, is_given }
+    }
+
+    /// Whether a sum of this round or a later one has left it.
+    pub(super) fn is_beyond(&self, round: Round) -> bool {
+        self.kept.as_ref().is_some_and(|kept| kept.round >= round)
     }
 
     /// A sum that took the residual is whole.
     pub(super) fn keep(&mut self, sum: Fed) {
         self.kept = Some(sum);
+    }
+}
+
+impl Gift {
+    /// Whether all of it is here, for a part of so many bytes.
+    pub(super) fn is_whole_for(&self, bytes: u64) -> bool {
+        self.coming.is_none() && self.bytes == bytes
+    }
+
+    /// Whether `worker` has given it, or brings it.
+    pub(super) fn is_from(&self, worker: WorkerId) -> bool {
+        self.givers.contains(worker) || self.coming.as_ref().is_some_and(|coming| coming.worker == worker)
+    }
+
+    /// A worker that has given it, or brings it.
+    pub(super) fn any_giver(&self) -> WorkerId {
+        let coming = self.coming.as_ref().map(|coming| coming.worker);
+        self.givers.iter().next().or(coming).expect("somebody gives it")
+    }
+
+    /// Whether `worker` has given it for a part of this form.
+    pub(super) fn is_of(&self, worker: WorkerId, codec: CodecSpec, bytes: u64) -> bool {
+        self.is_whole_for(bytes) && self.codec == codec && self.givers.contains(worker)
     }
 }
 
@@ -87,8 +156,6 @@ impl Fed {
 
 #[cfg(test)]
 mod tests {
-    use gradlane_core::types::WorkerId;
-
     use super::*;
 
     #[test]
@@ -104,7 +171,7 @@ mod tests {
             (&[0, 2], 80, true, Start::Kept),
         ]) {
             let next = Fed { bytes, ..sum(round, ranks, Hold::No) };
-            assert_eq!(residual.take(&next), Feedback { start, is_held: false }, "{next:?}");
+            assert_eq!(residual.take(&next, None), Feedback { start, is_held: false, is_given: false }, "{next:?}");
             if is_whole {
                 residual.keep(next);
             }
@@ -144,8 +211,8 @@ mod tests {
             let mut residual = Residual::default();
             for (round, ranks, hold, start) in rounds {
                 let next = sum(round, ranks, hold);
-                let due = Feedback { start, is_held: hold != No };
-                assert_eq!(residual.take(&next), due, "{name}, round {round}");
+                let due = Feedback { start, is_held: hold != No, is_given: false };
+                assert_eq!(residual.take(&next, None), due, "{name}, round {round}");
                 residual.keep(next);
             }
         }
@@ -154,12 +221,12 @@ mod tests {
     #[test]
     fn of_a_sum_that_is_not_whole_nothing_is_taken_back() {
         let mut residual = Residual::default();
-        residual.take(&sum(0, &[0, 1], Hold::Before));
-        assert_eq!(residual.take(&sum(1, &[0, 1], Hold::TakenBack)).start, Start::Zero);
+        residual.take(&sum(0, &[0, 1], Hold::Before), None);
+        assert_eq!(residual.take(&sum(1, &[0, 1], Hold::TakenBack), None).start, Start::Zero);
     }
 
     fn sum(round: u64, ranks: &[u32], hold: Hold) -> Fed {
         let contributors = Arc::new(ranks.iter().copied().map(WorkerId).collect());
-        Fed { contributors, bytes: 40, round: Round(round), hold }
+        Fed { contributors, bytes: 40, round: Round(round), hold, is_given: false }
     }
 }

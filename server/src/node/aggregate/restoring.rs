@@ -116,8 +116,9 @@ impl Aggregator {
     fn note_bringer(&mut self, worker: WorkerId, exchange: ExchangeId, slot: SlotId, header: &Restore) {
         let Restore { target, dtype, op, participants, .. } = header.clone();
         let (hold, contribution) = (Hold::No, Contribution::Nothing);
+        let (weight, urgency, part_bytes, is_given) = (1.0, 0, 0, false);
         let header =
-            Contribute { target, dtype, op, participants, weight: 1.0, urgency: 0, part_bytes: 0, hold, contribution };
+            Contribute { target, dtype, op, participants, weight, urgency, part_bytes, hold, is_given, contribution };
         self.exchanges
             .insert(exchange, Exchange { worker, slot, header, state: ExchangeState::Landing, routed: false });
     }

@@ -162,6 +162,8 @@ pub(super) struct Open {
     pub(super) listeners: BTreeMap<WorkerId, ExchangeId>,
     /// The least that its contributions have said of the residual of the part's answers.
     pub(super) hold: Option<Hold>,
+    /// What all its contributions say of a residual that was given, and which worker said it first.
+    pub(super) given: Option<(WorkerId, bool)>,
     /// Workers that withdrew after they had begun to contribute, and why. They will not come again.
     pub(super) withdrawn: BTreeMap<WorkerId, Error>,
     /// Present once every caller has come: the sum flows to the listeners.

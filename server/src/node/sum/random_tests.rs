@@ -331,6 +331,9 @@ impl Play {
             Step::Seal => drop(self.sealed.insert(slot)),
             Step::Drop => drop(self.sealed.remove(&slot)),
             Step::Begin(_) | Step::Publish { .. } | Step::DropResidual => {}
+            Step::TakeGift { .. } | Step::DropGift | Step::AnswerResidual { .. } => {
+                return Err("used a residual, for which nobody asked".to_owned());
+            }
         }
         Ok(())
     }

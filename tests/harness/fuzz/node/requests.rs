@@ -5,8 +5,8 @@ use gradlane_core::types::{
     RowAction, Shards, TensorKey, Version, WorkerId,
 };
 use gradlane_core::wire::{
-    About, Body, Contribute, Contribution, Header, Hold, Request, Restore, Rows, Sent, Service, Target, Use, Withdraw,
-    checksum, samples,
+    About, AnswerResidual, Body, Contribute, Contribution, Header, Hold, Request, ResidualAction, Restore, Rows, Sent,
+    Service, Target, Use, Withdraw, checksum, samples,
 };
 
 use super::{World, key, pattern};
@@ -36,6 +36,9 @@ impl World {
         }
         if form >= 0xe0 {
             return self.use_part(input);
+        }
+        if (0xd0..0xd8).contains(&form) {
+            return self.use_residual(input, link, target);
         }
         if form >= 0xd8 {
             return self.restore(input, link, target);
@@ -86,8 +89,25 @@ impl World {
             true => input.pick(&[Hold::Before, Hold::TakenBack, Hold::TakenBack, Hold::No]),
             false => Hold::No,
         };
-        let header = Contribute { target, dtype, op, participants, weight, urgency, part_bytes, hold, contribution };
+        let is_given = has_residual && hold != Hold::TakenBack && input.byte() & 1 == 0;
+        let header =
+            Contribute { target, dtype, op, participants, weight, urgency, part_bytes, hold, is_given, contribution };
         self.open(link, Request::Contribute(header));
+    }
+
+    /// A worker reads the residual of a part's answers, or gives one.
+    fn use_residual(&mut self, input: &mut Input<'_>, link: LinkId, target: Target) {
+        let codec = "bf16:feedback=1".parse().expect("a codec");
+        let part_bytes = input.pick(&[256_u64, 256, 256, 64]);
+        let whole: Vec<u8> = pattern(0, &target, 0).take(usize::try_from(part_bytes).expect("small")).collect();
+        let action = match input.byte() & 7 {
+            0 => ResidualAction::Read(Hold::No),
+            1 => ResidualAction::Read(Hold::TakenBack),
+            2 => ResidualAction::Give { checksum: 7 },
+            _ => ResidualAction::Give { checksum: checksum(0, &whole) },
+        };
+        let header = AnswerResidual { target, participants: participants(input), codec, part_bytes, action };
+        self.open(link, Request::AnswerResidual(header));
     }
 
     /// A worker brings a sum, of another server or made up.

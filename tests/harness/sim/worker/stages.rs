@@ -163,7 +163,11 @@ impl WorkerProcess {
                 }
                 target
             }
-            Request::Withdraw(_) | Request::Restore(_) | Request::Rows(_) | Request::Unknown(_) => {
+            Request::Withdraw(_)
+            | Request::Restore(_)
+            | Request::AnswerResidual(_)
+            | Request::Rows(_)
+            | Request::Unknown(_) => {
                 unreachable!("the caller chose")
             }
         };

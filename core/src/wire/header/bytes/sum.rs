@@ -10,48 +10,51 @@ use crate::wire::header::{
 use crate::wire::limits;
 
 /// The codes of the variants.
-mod kind {
-    pub(super) const CONTRIBUTE: u8 = 1;
-    pub(super) const SUM: u8 = 2;
-    pub(super) const WITHDRAW: u8 = 3;
-    pub(super) const RESTORE: u8 = 4;
+pub(super) mod kind {
+    pub(in crate::wire::header) const CONTRIBUTE: u8 = 1;
+    pub(in crate::wire::header) const SUM: u8 = 2;
+    pub(in crate::wire::header) const WITHDRAW: u8 = 3;
+    pub(in crate::wire::header) const RESTORE: u8 = 4;
+    pub(in crate::wire::header) const RESIDUAL: u8 = 5;
 }
 
 /// The bits of the flags. Each kind has its own.
-mod flag {
-    /// Contribution and restored sum: `check` holds the CRC-32C of the body. Sum: the CRC-32C follows the body.
-    pub(super) const CHECKSUM: u8 = 1;
+pub(super) mod flag {
+    /// Contribution, restored sum and residual: `check` holds the CRC-32C of the body. Sum: the CRC-32C follows the body.
+    pub(in crate::wire::header) const CHECKSUM: u8 = 1;
     /// Contribution: no body follows.
-    pub(super) const NO_BODY: u8 = 2;
+    pub(in crate::wire::header) const NO_BODY: u8 = 2;
     /// Contribution: `check` holds how many bytes of the sum landed.
-    pub(super) const RESUMED: u8 = 4;
+    pub(in crate::wire::header) const RESUMED: u8 = 4;
     /// Sum: the rest of the contribution is still wanted.
-    pub(super) const EARLY: u8 = 8;
+    pub(in crate::wire::header) const EARLY: u8 = 8;
+    /// Contribution: the answer begins with the residual that the worker has given.
+    pub(in crate::wire::header) const GIVEN: u8 = 8;
     /// Sum: a set of contributors ends the header. Other kinds: the participants do.
-    pub(super) const PARTIAL: u8 = 16;
+    pub(in crate::wire::header) const PARTIAL: u8 = 16;
     /// Contribution and sums: the codec has refused the elements, and they follow as they are.
-    pub(super) const REFUSED: u8 = 32;
-    /// Contribution: the residual before the answer is to be kept too.
-    pub(super) const HELD: u8 = 64;
-    /// Contribution, beside [`HELD`]: the sum of the round before was taken back.
-    pub(super) const TAKEN_BACK: u8 = 128;
+    pub(in crate::wire::header) const REFUSED: u8 = 32;
+    /// Contribution and residual: the residual before the answer is to be kept too.
+    pub(in crate::wire::header) const HELD: u8 = 64;
+    /// Contribution and residual, beside [`HELD`]: the sum of the round before was taken back.
+    pub(in crate::wire::header) const TAKEN_BACK: u8 = 128;
 }
 
 /// Where each field lies.
-mod at {
+pub(super) mod at {
     /// The first byte that belongs to the service.
-    pub(super) const FLAGS: usize = 34;
-    pub(super) const CODEC: usize = 35;
+    pub(in crate::wire::header) const FLAGS: usize = 34;
+    pub(in crate::wire::header) const CODEC: usize = 35;
     /// Of all but a sum.
-    pub(super) const ROOT: usize = 36;
+    pub(in crate::wire::header) const ROOT: usize = 36;
     /// Of a sum.
-    pub(super) const ATTEMPT: usize = 36;
-    pub(super) const DTYPE: usize = 38;
-    pub(super) const OP: usize = 39;
-    pub(super) const ROUND: usize = 40;
-    pub(super) const FACTOR: usize = 48;
-    pub(super) const PART_BYTES: usize = 56;
-    pub(super) const CHECK: usize = 60;
+    pub(in crate::wire::header) const ATTEMPT: usize = 36;
+    pub(in crate::wire::header) const DTYPE: usize = 38;
+    pub(in crate::wire::header) const OP: usize = 39;
+    pub(in crate::wire::header) const ROUND: usize = 40;
+    pub(in crate::wire::header) const FACTOR: usize = 48;
+    pub(in crate::wire::header) const PART_BYTES: usize = 56;
+    pub(in crate::wire::header) const CHECK: usize = 60;
 }
 
 /// The most bytes behind the front of a header.
@@ -72,12 +75,9 @@ impl Contribute {
             Contribution::First { checksum: Some(checksum), .. } => (flag::CHECKSUM, checksum),
             Contribution::Resumed { landed, .. } => (flag::RESUMED, u32_of(landed)),
         };
-        let hold = match self.hold {
-            Hold::No => 0,
-            Hold::Before => flag::HELD,
-            Hold::TakenBack => flag::HELD | flag::TAKEN_BACK,
-        };
-        let mut bytes = fixed(kind::CONTRIBUTE, flags | hold, &self.target, self.body_bytes());
+        let given = if self.is_given { flag::GIVEN } else { 0 };
+        let flags = flags | hold_flags(self.hold) | given;
+        let mut bytes = fixed(kind::CONTRIBUTE, flags, &self.target, self.body_bytes());
         bytes[front_at::URGENCY] = self.urgency;
         write_reduction(&mut bytes, self.dtype, self.op);
         put(&mut bytes, at::PART_BYTES, u32_of(self.part_bytes).to_le_bytes());
@@ -166,8 +166,17 @@ fn with_participants(mut head: [u8; HEADER_BYTES], body: Option<Body>, participa
     with_behind(head, &[&parameters, &participants])
 }
 
+/// The flags that say this of a residual.
+pub(super) fn hold_flags(hold: Hold) -> u8 {
+    match hold {
+        Hold::No => 0,
+        Hold::Before => flag::HELD,
+        Hold::TakenBack => flag::HELD | flag::TAKEN_BACK,
+    }
+}
+
 /// The fields that all kinds have.
-fn fixed(kind: u8, flags: u8, target: &Target, body_bytes: u64) -> [u8; HEADER_BYTES] {
+pub(super) fn fixed(kind: u8, flags: u8, target: &Target, body_bytes: u64) -> [u8; HEADER_BYTES] {
     let mut bytes = front(target.about(), kind, body_bytes);
     bytes[at::FLAGS] = flags;
     put(&mut bytes, at::ROUND, target.round.0.to_le_bytes());
@@ -208,7 +217,7 @@ impl Fields<'_> {
         self.bytes[at::FLAGS] & flag::REFUSED != 0
     }
 
-    fn participants(&self, rest: &[u8]) -> Result<Participants> {
+    pub(super) fn participants(&self, rest: &[u8]) -> Result<Participants> {
         if self.is_partial() {
             return participants::decode(rest).map_err(|problem| self.bad("participants", problem));
         }
@@ -220,9 +229,13 @@ impl Fields<'_> {
         let part_bytes = self.part_bytes(at::PART_BYTES, dtype)?;
         let check = u32::from_le_bytes(self.array(at::CHECK));
         let hold = self.hold()?;
-        let others = flag::PARTIAL | flag::REFUSED | flag::HELD | flag::TAKEN_BACK;
+        let is_given = self.bytes[at::FLAGS] & flag::GIVEN != 0;
+        if is_given && hold == Hold::TakenBack {
+            return Err(self.bad("flags", "give a residual and take one back".to_owned()));
+        }
+        let others = flag::PARTIAL | flag::REFUSED | flag::HELD | flag::TAKEN_BACK | flag::GIVEN;
         let (contribution, rest) = match self.bytes[at::FLAGS] & !others {
-            flag::NO_BODY if !self.is_refused() && hold == Hold::No => {
+            flag::NO_BODY if !self.is_refused() && hold == Hold::No && !is_given => {
                 self.zero(at::CODEC..at::ROOT)?;
                 self.zero(front_at::BODY_BYTES..front_at::KIND)?;
                 self.zero(at::CHECK..HEADER_BYTES)?;
@@ -234,7 +247,7 @@ impl Fields<'_> {
                 if !body.codec.encodes(dtype) {
                     return Err(self.bad("codec", format!("is {} of {dtype}", body.codec)));
                 }
-                if hold > Hold::No && !body.codec.has_answer_feedback() {
+                if (hold > Hold::No || is_given) && !body.codec.has_answer_feedback() {
                     return Err(self.bad("flags", format!("hold a residual, which answers of {} have not", body.codec)));
                 }
                 let contribution = match flags {
@@ -261,11 +274,12 @@ impl Fields<'_> {
             urgency: self.urgency()?,
             part_bytes,
             hold,
+            is_given,
             contribution,
         })
     }
 
-    fn hold(&self) -> Result<Hold> {
+    pub(super) fn hold(&self) -> Result<Hold> {
         match self.bytes[at::FLAGS] & (flag::HELD | flag::TAKEN_BACK) {
             0 => Ok(Hold::No),
             flag::HELD => Ok(Hold::Before),
@@ -368,7 +382,7 @@ impl Fields<'_> {
     }
 
     /// The codec of the body, whose parameters begin `rest`; and what follows them.
-    fn codec<'rest>(&self, rest: &'rest [u8]) -> Result<(CodecSpec, &'rest [u8])> {
+    pub(super) fn codec<'rest>(&self, rest: &'rest [u8]) -> Result<(CodecSpec, &'rest [u8])> {
         let code = self.bytes[at::CODEC];
         let bytes = CodecSpec::parameter_bytes_of(code).map_err(|error| self.bad("codec", error.to_string()))?;
         let (parameters, rest) = rest
@@ -398,7 +412,7 @@ impl Fields<'_> {
         Ok(factor)
     }
 
-    fn no_flags_but(&self, allowed: u8) -> Result<()> {
+    pub(super) fn no_flags_but(&self, allowed: u8) -> Result<()> {
         match self.bytes[at::FLAGS] & !allowed {
             0 => Ok(()),
             flags => Err(self.bad("flags", format!("are {flags:#04x}"))),

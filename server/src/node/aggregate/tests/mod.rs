@@ -24,6 +24,7 @@ mod counting;
 mod draining;
 mod failing;
 mod flowing;
+mod giving;
 mod membership;
 mod memory;
 mod participants;
@@ -180,6 +181,7 @@ pub(crate) fn header(round: u64) -> Contribute {
         urgency: 0,
         part_bytes: 16,
         hold: Hold::No,
+        is_given: false,
         contribution: Contribution::First { body: Body::plain(16), checksum: None },
     }
 }

@@ -112,7 +112,7 @@ fn a_sum_that_all_its_workers_have_taken_back_is_as_if_it_had_not_been() {
         }
         starts.extend(world.uses());
     }
-    let uses = |start, is_held| Some(Feedback { start, is_held });
+    let uses = |start, is_held| Some(Feedback { start, is_held, is_given: false });
     let due = [
         uses(Start::Zero, true),
         uses(Start::Before, true),
@@ -191,11 +191,11 @@ fn a_residual_that_is_held_is_booked_twice() {
 
 impl World {
     /// How the answers that began since the last call use the residual.
-    fn starts(&mut self) -> Vec<Option<Start>> {
+    pub(super) fn starts(&mut self) -> Vec<Option<Start>> {
         self.uses().into_iter().map(|residual| residual.map(|feedback| feedback.start)).collect()
     }
 
-    fn uses(&mut self) -> Vec<Option<Feedback>> {
+    pub(super) fn uses(&mut self) -> Vec<Option<Feedback>> {
         let commands = self.commands();
         let start = |step: &Step| if let Step::Publish { residual, .. } = step { Some(*residual) } else { None };
         steps(&commands).filter_map(start).collect()
@@ -203,6 +203,6 @@ impl World {
 }
 
 /// A contribution with error feedback.
-fn fed_back(round: u64) -> Contribute {
+pub(super) fn fed_back(round: u64) -> Contribute {
     halved("bf16:feedback=1".parse().unwrap(), header(round))
 }
