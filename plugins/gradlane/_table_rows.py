@@ -111,13 +111,13 @@ def send(layers: Iterable[TableRows], factor: float = 1.0) -> None:
             begun.callback(table.push_async(*added_up(ids, gradients)).wait)
 
 
-def read(table: Table, ids: Array, *, is_training: bool) -> Array:
+def read(table: Table, ids: Array, *, is_training: bool, timeout: float | None = None) -> Array:
     """Rows of ids in int64, of any number and shape. Ids that come several times count once in the limit of the engine."""
     of = table.pull if is_training else table.look
     if ids.size <= IDS_MAX:
-        return of(ids)  # type: ignore[no-any-return]
+        return of(ids, timeout=timeout)  # type: ignore[no-any-return]
     distinct, places = np.unique(ids, return_inverse=True)
-    rows: Array = of(distinct)[places.reshape(ids.shape)]
+    rows: Array = of(distinct, timeout=timeout)[places.reshape(ids.shape)]
     return rows
 
 

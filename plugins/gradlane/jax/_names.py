@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import weakref
 import zlib
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -74,6 +74,20 @@ class FirstUse:
             parent = getattr(running, "parent_trace", None)
             trace = None if parent is None or isinstance(parent, _EVALUATION) else weakref.ref(parent)
         return False
+
+
+def is_evaluated() -> bool:
+    """Whether nothing is traced now: arrays are computed at once."""
+    return _present_trace() is None
+
+
+def present_traces() -> Iterator[Any]:
+    """The trace of the function that runs now, and those around it."""
+    with jax.extend.core.take_current_trace() as trace:
+        pass
+    while trace is not None and not isinstance(trace, _EVALUATION):
+        yield trace
+        trace = getattr(trace, "parent_trace", None)
 
 
 def _present_trace() -> weakref.ref[Any] | None:

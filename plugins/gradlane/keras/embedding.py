@@ -16,7 +16,7 @@ HINT = "wrap the optimizer by gradlane.keras.DistributedOptimizer, or call push(
 
 
 @keras.saving.register_keras_serializable(package="gradlane")
-class Embedding(keras.layers.Layer):  # type: ignore[misc]
+class Embedding(keras.layers.Layer):
     """What `keras.layers.Embedding` is, with rows that live on the servers. Needs TensorFlow as Keras' backend.
 
         model = keras.Sequential(
@@ -108,11 +108,12 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
         self.table = Table(name, output_dim, **first | self._settings)  # type: ignore[arg-type]
         """The table, such as for `stats` and `shrink`."""
         self._rows = TableRows(self.table, input_dim, HINT)
+        self._anchor: Any = None
 
     def build(self, input_shape: Any = None) -> None:
         """Makes the anchor."""
         del input_shape
-        if not self.built:
+        if self._anchor is None:
             self._anchor = self.add_weight(shape=(), initializer="zeros", dtype="float32", autocast=False, name="anchor")
             self._anchor._gradlane_rows = self._rows
         self.built = True
