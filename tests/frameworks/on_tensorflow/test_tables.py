@@ -158,7 +158,6 @@ def test_steps_on_ids_that_all_workers_share_add_up_to_those_of_one_process(eage
     gl.barrier("all have looked")
 
 
-@pytest.mark.quick
 @EAGER
 def test_a_layer_that_is_used_twice_makes_one_step(eager):
     """By the rule of Adagrad, two steps would be another change than one by the sum."""
@@ -176,6 +175,24 @@ def test_a_layer_that_is_used_twice_makes_one_step(eager):
     for model, ids in zip(models, ([IDS[of] for of in places], places), strict=True):
         model.fit(ids, labels, batch_size=BATCH // 2, epochs=3, shuffle=False, verbose=0)
     close(rows_of(embedding), peer.get_weights()[0])
+
+
+@EAGER
+def test_layers_of_one_table_make_one_step(eager):
+    rule, optimizer = RULES["Adagrad"]
+    layers = [layer(f"of two layers {eager}", rule) for _ in range(2)]
+    peer = peer_of(layers[0])
+    models = []
+    for (first, second), made in ((layers, gk.DistributedOptimizer(optimizer())), ((peer, peer), optimizer())):
+        inputs = keras.Input((2,), dtype="int64")
+        outputs = keras.layers.Flatten()(keras.layers.Multiply()([first(inputs), second(inputs)]))
+        models.append(keras.Model(inputs, outputs))
+        models[-1].compile(made, "mse", run_eagerly=eager)
+    places, labels = samples(BATCH)[0], np.ones((BATCH, 2 * DIM), np.float32)
+    for model, ids in zip(models, (IDS[places], places), strict=True):
+        model.fit(ids, labels, batch_size=BATCH // 2, epochs=3, shuffle=False, verbose=0)
+    for one in layers:
+        close(rows_of(one), peer.get_weights()[0])
 
 
 @EAGER
@@ -223,7 +240,6 @@ def test_an_evaluation_makes_no_rows():
     assert embedding.table.stats().rows == len(np.unique(places))
 
 
-@pytest.mark.quick
 def test_rows_begin_as_the_initializer_says():
     for initializer, (low, high), deviation in [
         ("zeros", (0, 0), 0.0),
@@ -273,7 +289,7 @@ def test_copies_and_loaded_models_use_the_same_table(tmp_path):
 def test_the_output_has_the_type_in_which_the_layer_computes():
     embedding = layer("half", dtype="mixed_bfloat16")
     model = keras.Sequential([keras.Input((2,), dtype="int64"), embedding, keras.layers.Flatten(dtype="mixed_bfloat16")])
-    assert model.output_shape == (None, 2 * DIM) and model.output_dtype if hasattr(model, "output_dtype") else True
+    assert model.output_shape == (None, 2 * DIM)
     before = rows_of(embedding)
     model.compile(gk.DistributedOptimizer(keras.optimizers.SGD(RATE)), lambda _, outputs: tf.reduce_sum(outputs))
     assert embedding(IDS[:2]).dtype == tf.bfloat16

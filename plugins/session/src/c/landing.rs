@@ -57,7 +57,7 @@ impl Brings {
     /// # Safety
     /// They are valid, aligned and used by nothing else until the operation has ended, or its session is shut down.
     pub(super) unsafe fn rows(first: *mut f32, len: usize) -> Self {
-        Self::Rows(Mutex::new((len > 0).then_some(Memory { first, len })))
+        Self::Rows(Mutex::new(if len > 0 { Some(Memory { first, len }) } else { None }))
     }
 }
 
