@@ -141,7 +141,7 @@ test-tensorflow: $(TESTED) .venv-tensorflow/installed ## TensorFlow and Keras al
 
 # On one machine, most of them without servers, and with the native operations. The import of TensorFlow in two processes is most of the time.
 test-tensorflow-quick: $(TESTED) .venv-tensorflow/installed ## a part of them, in a minute or two; `make test` runs it
-	.venv-tensorflow/bin/python -m pytest -q -m quick -k "elastic or (native and (local or compression))" tests/frameworks/on_tensorflow
+	.venv-tensorflow/bin/python -m pytest -q -m quick -k "elastic or test_tables or (native and (local or compression))" tests/frameworks/on_tensorflow
 
 test-tensorflow-oldest: $(TESTED) .venv-tensorflow-oldest/installed ## the same tests with the oldest release that is supported
 	.venv-tensorflow-oldest/bin/python -m pytest -q tests/frameworks/on_tensorflow

@@ -9,13 +9,15 @@ use std::path::Path;
 use syn::{Attribute, Expr, Fields, FnArg, Item, Lit, Meta, Pat, ReturnType, Type};
 
 /// The sources in the order of the header.
-const SOURCES: [&str; 7] = [
+const SOURCES: [&str; 9] = [
     "abi/src/status.rs",
     "abi/src/types.rs",
+    "abi/src/rows.rs",
     "session/src/c/sessions.rs",
     "session/src/c/operations.rs",
     "session/src/c/steps.rs",
     "session/src/c/parameters.rs",
+    "session/src/c/tables.rs",
     "session/src/c/checkpoints.rs",
 ];
 
@@ -143,6 +145,7 @@ fn declared(of: &Type, name: &str) -> String {
                 "c_void" => "void".to_owned(),
                 "c_char" => "char".to_owned(),
                 "usize" => "size_t".to_owned(),
+                "f32" => "float".to_owned(),
                 "f64" => "double".to_owned(),
                 "u32" => "uint32_t".to_owned(),
                 "u64" => "uint64_t".to_owned(),

@@ -1,4 +1,5 @@
-// Sums tensors over all workers of a job, and counts in a parameter that a server keeps, in C, and checks every element. Build the library, then this file, then start two workers:
+// Sums tensors over all workers of a job, counts in a parameter that a server keeps, and trains rows of a table, in C, and checks every
+// element. Build the library, then this file, then start two workers:
 //
 //     cargo build --release -p gradlane-session
 //     cc -std=c11 -Iplugins/session/include examples/c/sum.c -o sum -Ltarget/release -lgradlane_session
@@ -132,6 +133,36 @@ int main(void)
     must(gradlane_release(pulled, &error), "release the pull");
     expect(count_of_all, ranks, "parameter");
     expect((double)version, 1 + size, "version");
+
+    // A table: rows by id, which a pull makes. All workers push gradients, and those of one id are added up.
+    enum { IDS = 3, DIM = 4 };
+    const uint64_t ids[IDS] = {7, UINT64_C(1) << 40, 7};
+    float rows[IDS][DIM], gradients[IDS][DIM];
+    for (int i = 0; i < IDS * DIM; i++)
+        gradients[i / DIM][i % DIM] = (float)(rank + 1);
+    GradlaneTableUse pull = {
+        .struct_size = sizeof pull, .name = "rows", .table = "sgd:lr=1;dim=4,init=zero", .ids = ids, .count = IDS,
+        .rows = &rows[0][0], .bytes = sizeof rows,
+    };
+    GradlaneTableUse push = pull;
+    push.rows = &gradients[0][0];
+    GradlaneOperation of_table[2];
+    must(gradlane_table_pull(session, &pull, &of_table[0], &error), "pull of rows");
+    must(gradlane_table_push(session, &push, &of_table[1], &error), "push of rows");
+    for (int i = 0; i < 2; i++) {
+        must(gradlane_wait(of_table[i], GRADLANE_FOREVER, &error), "wait for rows");
+        must(gradlane_release(of_table[i], &error), "release rows");
+    }
+    must(gradlane_barrier(session, "pushed", 0, &error), "barrier");
+    must(gradlane_table_look(session, &pull, &of_table[0], &error), "look at rows");
+    must(gradlane_table_stats(session, &pull, &of_table[1], &error), "stats");
+    GradlaneTableCounts counted;
+    must(gradlane_wait(of_table[0], GRADLANE_FOREVER, &error), "wait for the look");
+    must(gradlane_wait(of_table[1], GRADLANE_FOREVER, &error), "wait for stats");
+    must(gradlane_operation_counts(of_table[1], &counted, &error), "counts");
+    expect((double)counted.rows, 2, "rows");
+    for (int i = 0; i < IDS * DIM; i++)
+        expect(rows[i / DIM][i % DIM], ids[i / DIM] == 7 ? -2 * ranks : -ranks, "row");
 
     must(gradlane_barrier(session, "end", 0, &error), "barrier");
     must(gradlane_shutdown(session, 10000, &error), "shutdown");

@@ -86,6 +86,14 @@ impl Engine {
     /// [`Error::InvalidArgument`] if the tensor is no table, there are more ids than a use may have, or other than `dim` numbers for each;
     /// [`Error::NotFinite`] for a gradient that is none; as [`declare`](Self::declare) and [`push_pull`](Self::push_pull).
     pub fn use_rows(&self, asked: RowsUse<'_>) -> Result<RowsHandle> {
+        self.begin_rows(asked, |_| {})
+    }
+
+    /// As [`use_rows`](Self::use_rows). `then` is that of [`push_pull`](Self::push_pull).
+    ///
+    /// # Errors
+    /// As [`use_rows`](Self::use_rows).
+    pub fn begin_rows(&self, asked: RowsUse<'_>, then: impl FnOnce(u64) + Send + 'static) -> Result<RowsHandle> {
         let demand = Demand::Rows { action: asked.action, step: asked.step };
         demand.check(&asked.tensor)?;
         let spec = asked.tensor.kind.table().expect("checked just now");
@@ -109,7 +117,11 @@ impl Engine {
             cuts: Some(cuts.into()),
         };
         let lent = (source, Arc::clone(&answer));
-        let handle = self.submit(begun, HERE_BYTES_MAX, &|| {}, move |_| drop(lent))?;
+        let ended = move |id| {
+            drop(lent);
+            then(id);
+        };
+        let handle = self.submit(begun, HERE_BYTES_MAX, &|| {}, ended)?;
         Ok(RowsHandle { handle, answer, places, dim: usize::try_from(spec.dim).expect("a few"), codec, counts })
     }
 

@@ -7,6 +7,7 @@
 mod door;
 mod names;
 mod reduction;
+mod rows;
 mod status;
 mod table;
 mod types;
@@ -14,6 +15,7 @@ mod types;
 pub use door::{Attachment, Door, Failure, Operation};
 pub use names::Unknown;
 pub use reduction::{Attributes, Reduction, lines};
+pub use rows::{GradlaneTableCounts, GradlaneTableUse};
 pub use status::{GradlaneError, GradlaneStatus};
 pub use table::{ENGINE_MAGIC, ENGINE_VERSION, EngineTable};
 pub use types::{

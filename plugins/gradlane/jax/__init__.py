@@ -13,7 +13,8 @@ a fast network between all devices, and for models that fit on one device. Insid
 Arrays of the CPU are reduced from and into XLA's memory, without copies, in one call for a whole tree. Arrays of other
 devices go through host memory and Python.
 
-`ServerOptimizer` trains parameters that live on the servers, in each of `gradlane.modes`.
+`ServerOptimizer` trains parameters that live on the servers, in each of `gradlane.modes`. `pull`, `push` and `look` use the rows of a
+`Table` on the servers.
 """
 
 from __future__ import annotations
@@ -63,6 +64,8 @@ from gradlane.jax._errors import typed_errors
 from gradlane.jax.gradients import push_pull_gradients
 from gradlane.jax.ops import broadcast, push_pull
 from gradlane.jax.server_optimizer import ServerOptimizer
+from gradlane.jax.table_rows import look, pull, push
+from gradlane.tables import Table
 
 __all__ = [
     "Average",
@@ -77,6 +80,7 @@ __all__ = [
     "ServerOptimizer",
     "StallError",
     "Sum",
+    "Table",
     "TimeoutError",
     "UnsupportedError",
     "WeightedAverage",
@@ -90,11 +94,14 @@ __all__ = [
     "layout",
     "local_rank",
     "local_size",
+    "look",
     "metrics",
     "modes",
     "node_rank",
     "num_nodes",
     "print_config",
+    "pull",
+    "push",
     "push_pull",
     "push_pull_gradients",
     "rank",

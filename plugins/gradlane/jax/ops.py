@@ -126,13 +126,13 @@ def _backward(call: Call, _: None, gradients: tuple[Any, ...]) -> tuple[tuple[An
     return tuple(means.get(at, gradient) for at, gradient in enumerate(gradients)), ()
 
 
-def _settle() -> None:
-    """Waits for the reductions of compiled functions that still run; JAX returns from them before."""
+def settle() -> None:
+    """Waits for the calls of compiled functions that still run; JAX returns from them before."""
     with typed_errors():
         jax.effects_barrier()
 
 
-elastic.before_boundaries(_settle)
+elastic.before_boundaries(settle)
 
 _differentiable: Any = jax.custom_vjp(_run, nondiff_argnums=(0,))
 _differentiable.defvjp(_forward, _backward)

@@ -5,6 +5,8 @@
     gl.init()
     model.compile(optimizer=gl.DistributedOptimizer(keras.optimizers.Adam(1e-3 * gl.size())), loss=...)
     model.fit(data, callbacks=[gl.callbacks.BroadcastGlobalVariablesCallback(0), gl.callbacks.MetricAverageCallback()])
+
+`Embedding` is a layer whose rows live on the servers.
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ from gradlane import (
     node_rank,
     num_nodes,
     rank,
+    rules,
     shutdown,
     size,
     start_timeline,
@@ -45,6 +48,7 @@ from gradlane._compression import Compression
 from gradlane.errors import UnusedParametersError
 from gradlane.keras import callbacks
 from gradlane.keras._values import broadcast_variables
+from gradlane.keras.embedding import Embedding
 from gradlane.keras.optimizer import DistributedOptimizer
 from gradlane.keras.saving import load_model
 
@@ -52,6 +56,7 @@ __all__ = [
     "Average",
     "Compression",
     "DistributedOptimizer",
+    "Embedding",
     "Error",
     "MismatchError",
     "NotInitializedError",
@@ -77,6 +82,7 @@ __all__ = [
     "node_rank",
     "num_nodes",
     "rank",
+    "rules",
     "shutdown",
     "size",
     "start_timeline",

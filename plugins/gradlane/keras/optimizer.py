@@ -13,6 +13,7 @@ from gradlane._model_choice import Choice
 from gradlane._reduction import Average, ReduceOp
 from gradlane.errors import FailedPreconditionError, InvalidArgumentError, UnsupportedError
 from gradlane.keras._backends import average_of_backend
+from gradlane.keras.embedding import rows_of
 
 Kind = TypeVar("Kind", bound=keras.optimizers.Optimizer)
 
@@ -34,6 +35,8 @@ def DistributedOptimizer(
     Under the policy `mixed_float16`, which needs a scaled loss, it returns a `LossScaleOptimizer` around `optimizer`.
     All workers then see an overflow of any of them, and skip the same steps.
 
+    It also sends the gradients of each `gradlane.keras.Embedding`, with those of one step in one push for each table.
+
     Nothing is broadcast: use `BroadcastGlobalVariablesCallback`, or `gradlane.tensorflow.broadcast_variables`.
 
     Args:
@@ -49,7 +52,7 @@ def DistributedOptimizer(
         name: a prefix of the tensors' names; needed only if workers make optimizers in different orders.
     Raises:
         InvalidArgumentError: `optimizer` is no optimizer of Keras 3, or is distributed already.
-        UnsupportedError: gradients accumulate under a scaled loss.
+        UnsupportedError: gradients accumulate under a scaled loss; in a step: a scaled loss and rows of a table.
         FailedPreconditionError: gradients should accumulate, and the optimizer is built already.
         NotInitializedError: before `init()`.
     """
@@ -100,7 +103,26 @@ class _Distributed:
         if self._gradlane_namespace is None:  # Keras made this object from the configuration of another
             object.__setattr__(self, "_gradlane_namespace", _names.namespace("keras.optimizer.copy", None))
         assert self._gradlane_namespace is not None
-        return average_of_backend()(list(gradients), variables, self._gradlane_namespace, self._gradlane_how)
+        gradients = list(gradients)
+        weights = [i for i, variable in enumerate(variables) if rows_of(variable) is None]
+        anchors = [i for i, gradient in enumerate(gradients) if gradient is not None and rows_of(variables[i]) is not None]
+        own = [gradients[i] for i in weights], [variables[i] for i in weights]
+        averages = average_of_backend()(*own, self._gradlane_namespace, self._gradlane_how) if weights else []
+        # Averages wait for all workers, so none of these changes rows before the others have read them in this step.
+        sent = self._sent([rows_of(variables[i]) for i in anchors], [gradients[i] for i in anchors], averages) if anchors else []
+        for i, gradient in zip(weights + anchors, averages + sent, strict=True):
+            gradients[i] = gradient
+        return gradients
+
+    def _sent(self, rows: Sequence[Any], gradients: Sequence[Any], after: Sequence[Any]) -> list[Any]:
+        """Sends the gradients of rows of tables, and returns those of their anchors."""
+        if isinstance(self, keras.optimizers.LossScaleOptimizer):
+            raise UnsupportedError(
+                f"table {rows[0].table.name}: its gradients are those of a scaled loss; use the policy mixed_bfloat16 or float32"
+            )
+        from gradlane.tensorflow._table_rows import send
+
+        return send(rows, gradients, 1.0 / (self.gradient_accumulation_steps or 1), after)  # type: ignore[attr-defined]
 
 
 class _Plain(_Distributed):

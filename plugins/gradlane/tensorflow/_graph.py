@@ -21,12 +21,11 @@ from gradlane import _agreement, _session
 from gradlane._agreement import Agreement
 from gradlane._operations import declare_places
 from gradlane._reduction import Reduction
-from gradlane.errors import UnsupportedError
 from gradlane.tensorflow import _sparse, _step
 from gradlane.tensorflow._choice import operations
 from gradlane.tensorflow._errors import python_function
 from gradlane.tensorflow._step import Step
-from gradlane.tensorflow._transformations import refuse_lost_gradients
+from gradlane.tensorflow._transformations import refuse_lost_gradients, refuse_xla
 
 
 @dataclass
@@ -58,7 +57,7 @@ def reduce_all(
     Raises:
         UnsupportedError: the graph will be compiled by XLA, or is inside of a transformation that loses gradients.
     """
-    _refuse_xla()
+    refuse_xla()
     refuse_lost_gradients(tensors)
     _declare(tensors, names, reduction)
     program = _program()
@@ -138,15 +137,3 @@ def _declare(tensors: Sequence[Any], names: Sequence[str], reduction: Reduction)
         places = [(names[i], tensors[i].dtype.name, tuple(tensors[i].shape)) for i in known]
         codecs = reduction.among(known).codec
         declare_places(_session.session(), places, codec=codecs, fuse=True, timeout=reduction.timeout)
-
-
-def _refuse_xla() -> None:
-    try:
-        from tensorflow.python.ops import control_flow_util  # no public function tells
-    except ImportError:
-        return
-    if control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()):
-        raise UnsupportedError(
-            "the function is compiled by XLA, which cannot wait for other processes; use model.compile(jit_compile="
-            "False) and tf.function(jit_compile=False), and reduce outside of compiled functions"
-        )

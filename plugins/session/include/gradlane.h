@@ -1,4 +1,5 @@
-// gradlane.h: the C interface of Gradlane, which sums tensors over all workers of a job, and keeps parameters for them.
+// gradlane.h: the C interface of Gradlane, which sums tensors over all workers of a job, and keeps parameters
+// and tables for them.
 //
 // This file is generated from the Rust sources in plugins/session/src/c by tests/build.rs. Do not edit it.
 //
@@ -17,9 +18,10 @@
 // unless its comment says otherwise.
 //
 // MEMORY. Structures, texts and arrays are read during the call only; the caller may free them when it returns. The
-// library keeps only these pointers of the caller: `source` and `destination` of a submission, and `value` and `into` of
-// a use of a parameter, which it uses until the operation has ended, and `callback` and `user`, which it uses once. Do not free anything that the library returns: end
-// sessions with gradlane_shutdown, and operations with gradlane_release.
+// library keeps only these pointers of the caller: `source` and `destination` of a submission, `value` and `into` of a use
+// of a parameter, and `rows` of a pull or a look, which it uses until the operation has ended, and `callback` and `user`,
+// which it uses once. Do not free anything that the library returns: end sessions with gradlane_shutdown, and operations
+// with gradlane_release.
 //
 // HANDLES. Sessions and operations are numbers. A number that was released, or is of another kind, is an error and never
 // undefined behaviour. A pointer that is neither NULL nor valid is undefined behaviour, as everywhere in C.
@@ -406,6 +408,60 @@ typedef struct GradlaneStep {
     uint32_t reserved;
 } GradlaneStep;
 
+// One use of a table: rows of float32 by id, which servers keep. A field of zero has its usual meaning, so a structure may be set to zero
+// bytes first.
+typedef struct GradlaneTableUse {
+    // `sizeof(GradlaneTableUse)`.
+    size_t struct_size;
+    // UTF-8, ended by a zero, at most 256 bytes.
+    const char *name;
+    // What the table is: the rule by which gradients change rows, and behind a semicolon the settings, such as
+    // `adagrad:lr=0.1;dim=16,init=uniform,scale=0.05,seed=7`. `dim`, the elements of a row, has to be among them; the others are `init`, `scale`,
+    // `seed`, `after`, `share`, `rows`, `full`, `ttl`, `bound`, `codec`, `mode`, `ahead` and `merge`. The first use of a name on any worker
+    // fixes it on all workers.
+    const char *table;
+    // The ids, in any order and as often as wanted; any 64 bits are an id. Read during the call only, and ignored by a shrink, stats and a
+    // clear.
+    const uint64_t *ids;
+    // The number of ids, at most 1,048,576.
+    size_t count;
+    // Of a pull or a look, the memory for the rows, one after the other in the order of the ids; it must stay valid, and nothing else may read
+    // or write it, until the operation has ended. Of a push, a gradient for each id; gradients of one id are added up first. They are
+    // read during the call only. Ignored otherwise.
+    float *rows;
+    // Bytes of `rows`: the number of ids times the elements of a row times 4.
+    size_t bytes;
+    // The steps of the training before this use, from 0; servers take the highest that any worker has said. Rules such as `adam` follow it,
+    // and a shrink removes by it.
+    uint64_t step;
+    // Milliseconds for the whole operation; 0 takes the job's step timeout, which is also the upper bound.
+    uint64_t timeout_ms;
+    // Called when the operation has ended; NULL for no call.
+    GradlaneCallback callback;
+    // The last argument of `callback`.
+    void *user;
+    // Higher goes first; only the order matters.
+    int32_t priority;
+    // Always 0.
+    uint32_t reserved;
+} GradlaneTableUse;
+
+// What all servers together count in a table.
+typedef struct GradlaneTableCounts {
+    // Rows that a shrink has looked at; 0 of stats.
+    uint64_t scanned;
+    // Rows that this shrink has removed; of stats, all that were ever removed.
+    uint64_t evicted;
+    // Rows that are there.
+    uint64_t rows;
+    // Ids that were pulled, and have no row yet.
+    uint64_t waiting;
+    // Memory that the servers take for the table.
+    uint64_t bytes;
+    // Ids whose gradients were dropped, because they had no row.
+    uint64_t dropped;
+} GradlaneTableCounts;
+
 // The version of this library's interface; compare it with `GRADLANE_ABI_VERSION`.
 uint32_t gradlane_abi_version(void);
 
@@ -544,6 +600,8 @@ GradlaneStatus gradlane_access(GradlaneSession session, const GradlaneParameterU
 // Writes the version of the parameter that the operation has made or read to `version`. It is 1 after the first value, and one more after
 // each change; of a parameter in several parts it is the lowest of their versions.
 //
+// Of a use of a table it is the lowest version of the parts that were used.
+//
 // Fails with `GRADLANE_STATUS_FAILED_PRECONDITION` if the operation has not ended well, or is a reduction.
 GradlaneStatus gradlane_operation_version(GradlaneOperation operation, uint64_t *version, GradlaneError *error);
 
@@ -553,7 +611,7 @@ GradlaneStatus gradlane_operation_version(GradlaneOperation operation, uint64_t 
 GradlaneStatus gradlane_operation_effect(GradlaneOperation operation, GradlaneEffect *effect, GradlaneError *error);
 
 // Waits until one of `count` operations has ended, well or not, at most `timeout_ms`. `GRADLANE_FOREVER` waits until then, which the job's
-// step timeout bounds. Reductions and uses of parameters may be mixed.
+// step timeout bounds. Reductions and uses of parameters and of tables may be mixed.
 //
 // `index` receives the position of the first one in the array that has ended; `gradlane_wait` tells how. Returns
 // `GRADLANE_STATUS_PENDING` if none has.
@@ -571,6 +629,45 @@ GradlaneStatus gradlane_tick(GradlaneSession session, const char *clock, const c
 // Tells that this worker ticks the clock `clock` no more, so that the others wait for it no more. Call it behind the last tick, where workers
 // may have different numbers of rounds. The other arguments are those of `gradlane_tick`.
 GradlaneStatus gradlane_leave_clock(GradlaneSession session, const char *clock, const char *mode, uint64_t timeout_ms, GradlaneError *error);
+
+// Reads rows of a table for training, and returns at once; only the first use of a table waits until it is declared. An id without a row
+// gets one, if the table admits it. A worker waits for no other worker. Uses of one table by this worker come one after the other, in the
+// order of these calls.
+//
+// `operation` receives the operation, as that of `gradlane_submit`. The rows are in the caller's memory once `gradlane_poll`, `gradlane_wait`
+// or `gradlane_wait_any` tells that it has ended well, and when its callback runs. It ends with `GRADLANE_STATUS_FAILED_PRECONDITION` if the
+// table is full, or a server has no memory for more rows. A job of one worker without servers keeps its tables itself.
+//
+// If the arguments are wrong, this call fails and no callback runs. All later errors are errors of the operation.
+GradlaneStatus gradlane_table_pull(GradlaneSession session, const GradlaneTableUse *table_use, GradlaneOperation *operation, GradlaneError *error);
+
+// Reads rows of a table for evaluation, as `gradlane_table_pull`. It makes no row and changes nothing: ids without a row read as what it would
+// begin with.
+GradlaneStatus gradlane_table_look(GradlaneSession session, const GradlaneTableUse *table_use, GradlaneOperation *operation, GradlaneError *error);
+
+// Changes rows of a table by gradients, as its rule says, and returns once the gradients were read; otherwise as `gradlane_table_pull`. A change
+// is made once, also if a connection breaks.
+//
+// Fails with `GRADLANE_STATUS_INVALID_ARGUMENT` if a gradient is infinite or not a number; nothing was sent then.
+GradlaneStatus gradlane_table_push(GradlaneSession session, const GradlaneTableUse *table_use, GradlaneOperation *operation, GradlaneError *error);
+
+// Removes rows of a table that are not worth their place, on all servers. `gradlane_operation_counts` tells how many.
+//
+// A row's score is 1 for each push. The scores of all rows are multiplied by `decay` first, from 0 to 1. Then rows with a score below
+// `min_score` go, and rows whose last push or pull is more than `max_idle` steps ago; `UINT64_MAX` for none of these. `floor` rows of the highest
+// scores stay in any case.
+GradlaneStatus gradlane_table_shrink(GradlaneSession session, const GradlaneTableUse *table_use, double decay, double min_score, uint64_t max_idle, uint64_t floor, GradlaneOperation *operation, GradlaneError *error);
+
+// Counts what is in a table, on all servers. `gradlane_operation_counts` tells the numbers.
+GradlaneStatus gradlane_table_stats(GradlaneSession session, const GradlaneTableUse *table_use, GradlaneOperation *operation, GradlaneError *error);
+
+// Removes all rows of a table.
+GradlaneStatus gradlane_table_clear(GradlaneSession session, const GradlaneTableUse *table_use, GradlaneOperation *operation, GradlaneError *error);
+
+// Writes what the servers have counted in a shrink, or for stats.
+//
+// Fails with `GRADLANE_STATUS_FAILED_PRECONDITION` if the operation has not ended well, or is another one.
+GradlaneStatus gradlane_operation_counts(GradlaneOperation operation, GradlaneTableCounts *counts, GradlaneError *error);
 
 // Saves all parameters of the job, with all that their rules keep, and waits until the checkpoint is whole, at most `timeout_ms`; 0 takes an
 // hour. One worker calls it, for all. Training goes on meanwhile.

@@ -180,8 +180,10 @@ impl Place for Alone {
     }
 
     /// The use has ended when this returns.
-    fn use_rows(&self, asked: RowsUse<'_>) -> Result<RowsHandle> {
-        self.tables.use_rows(|| self.begin(), asked)
+    fn use_rows(&self, asked: RowsUse<'_>, ended: Ended) -> Result<RowsHandle> {
+        let used = self.tables.use_rows(|| self.begin(), asked)?;
+        ended(used.handle().id());
+        Ok(used)
     }
 
     fn agree_on_empty(&self, _: TensorSpec, _: Option<Duration>) -> Result<Handle> {

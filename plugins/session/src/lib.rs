@@ -8,6 +8,39 @@
 //!  binding ── Launch::detect ──► Entrance: alone, join, read, find, embed ──► Job (Session, Embedded)
 //!     └────── Session::lender ──► memory of the host or of a device, Reduction ──► Session::submit ──► engine::Handle
 //! ```
+//!
+//! # Tables
+//!
+//! Rows of float32 by id, which servers keep, and in a job of one worker without servers this process:
+//!
+//! ```
+//! use gradlane_core::config::Config;
+//! use gradlane_core::engine::RowsUse;
+//! use gradlane_core::types::{Priority, RowAction, ShrinkBounds, TensorSpec};
+//! use gradlane_session::Session;
+//!
+//! # fn main() -> gradlane_core::Result<()> {
+//! let session = Session::alone(&Config::default())?;
+//! let table = TensorSpec::table("items", "adagrad:lr=0.1;dim=2,init=uniform,scale=0.05".parse()?);
+//! let used = |action, gradients| RowsUse {
+//!     tensor: table.clone(),
+//!     action,
+//!     step: 0,
+//!     ids: &[7, 1 << 40, 7],
+//!     gradients,
+//!     bounds: ShrinkBounds::KEEP,
+//!     priority: Priority(0),
+//!     timeout: None,
+//! };
+//! let pull = session.use_rows(used(RowAction::Pull, &[]))?;
+//! pull.handle().wait(None)?;
+//! let mut rows = [0.0; 6];
+//! pull.read_rows(&mut rows);
+//! let push = session.use_rows(used(RowAction::Push, &[1.0; 6]))?; // gradients of one id are added up
+//! push.handle().wait(None)?;
+//! # Ok(())
+//! # }
+//! ```
 
 pub mod c;
 

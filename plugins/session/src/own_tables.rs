@@ -60,3 +60,57 @@ impl OwnTables {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+
+    use gradlane_core::Error;
+    use gradlane_core::config::Config;
+    use gradlane_core::types::{Priority, RowAction, ShrinkBounds};
+
+    use crate::Session;
+
+    use super::*;
+
+    #[test]
+    fn a_session_pulls_pushes_and_counts_and_tells_the_end_of_each_use() {
+        let session = Session::alone(&Config::default()).unwrap();
+        let (sender, receiver) = channel();
+        let done = |action, gradients: &[f32]| {
+            let sender = sender.clone();
+            let begun =
+                session.begin_rows(used("sgd:lr=0.5;dim=2", action, gradients), move |id| sender.send(id).unwrap());
+            let begun = begun.unwrap();
+            assert_eq!(receiver.recv().unwrap(), begun.handle().id());
+            begun.handle().wait(None).unwrap();
+            begun
+        };
+        done(RowAction::Push, &[1.0, 2.0, 10.0, 20.0, 3.0, 4.0]);
+        let mut rows = [0.0; 6];
+        done(RowAction::Pull, &[]).read_rows(&mut rows);
+        assert_eq!(rows, [-2.0, -3.0, -5.0, -10.0, -2.0, -3.0], "gradients of one id are added up");
+        assert_eq!(done(RowAction::Stats, &[]).counts().rows, 2);
+    }
+
+    #[test]
+    fn another_description_of_a_table_is_a_mismatch() {
+        let session = Session::alone(&Config::default()).unwrap();
+        session.use_rows(used("sgd:lr=0.5;dim=2", RowAction::Pull, &[])).unwrap();
+        let other = session.use_rows(used("sgd:lr=0.25;dim=2", RowAction::Pull, &[]));
+        assert!(matches!(other.map(|_| ()), Err(Error::Mismatch { .. })));
+    }
+
+    fn used<'a>(spec: &str, action: RowAction, gradients: &'a [f32]) -> RowsUse<'a> {
+        RowsUse {
+            tensor: TensorSpec::table("rows", spec.parse().unwrap()),
+            action,
+            step: 0,
+            ids: if action.has_ids() { &[7, 1 << 40, 7] } else { &[] },
+            gradients,
+            bounds: ShrinkBounds::KEEP,
+            priority: Priority(0),
+            timeout: None,
+        }
+    }
+}

@@ -53,7 +53,7 @@ pub(crate) trait Place: Send + Sync {
 
     fn access(&self, asked: ParameterUse, waits: Option<Duration>, ended: Ended) -> Result<Handle>;
 
-    fn use_rows(&self, asked: RowsUse<'_>) -> Result<RowsHandle>;
+    fn use_rows(&self, asked: RowsUse<'_>, ended: Ended) -> Result<RowsHandle>;
 
     fn agree_on_empty(&self, tensor: TensorSpec, timeout: Option<Duration>) -> Result<Handle>;
 
@@ -174,8 +174,8 @@ impl Place for Engine {
         }
     }
 
-    fn use_rows(&self, asked: RowsUse<'_>) -> Result<RowsHandle> {
-        self.use_rows(asked)
+    fn use_rows(&self, asked: RowsUse<'_>, ended: Ended) -> Result<RowsHandle> {
+        self.begin_rows(asked, ended)
     }
 
     fn agree_on_empty(&self, tensor: TensorSpec, timeout: Option<Duration>) -> Result<Handle> {

@@ -274,12 +274,20 @@ impl Session {
         Ok(self.operation(handle))
     }
 
-    /// Uses rows of a table; see [`Engine::use_rows`]. A job of one worker without servers keeps the rows itself.
+    /// Uses rows of a table; see [`Engine::use_rows`], and the example of this crate. A job of one worker without servers keeps the rows itself.
     ///
     /// # Errors
     /// As [`Engine::use_rows`].
     pub fn use_rows(&self, asked: RowsUse<'_>) -> Result<RowsHandle> {
-        self.place.use_rows(asked)
+        self.begin_rows(asked, |_| {})
+    }
+
+    /// As [`use_rows`](Self::use_rows); `ended` is that of [`submit`](Self::submit).
+    ///
+    /// # Errors
+    /// As [`use_rows`](Self::use_rows).
+    pub fn begin_rows(&self, asked: RowsUse<'_>, ended: impl FnOnce(u64) + Send + 'static) -> Result<RowsHandle> {
+        self.place.use_rows(asked, self.ended(ended))
     }
 
     /// An operation of this session, by its handle, for threads that wait for the [first](crate::wait_any) of several.

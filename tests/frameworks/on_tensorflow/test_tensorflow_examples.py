@@ -21,12 +21,19 @@ def test_the_demo_proves_its_three_claims(framework):
     assert ended.output.count("PASS  ") == 3, ended.output
 
 
-@pytest.mark.parametrize("framework", ["tensorflow", "keras"])
-def test_the_program_of_the_page_runs_on_two_workers(framework, tmp_path):
+def programs_of(framework):
+    """The blocks of a page that are whole programs."""
     page = (EXAMPLES / framework / "README.md").read_text()
-    [program] = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    return [block for block in re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL) if "gl.init()" in block]
+
+
+PROGRAMS = [(framework, number) for framework in ("tensorflow", "keras") for number in range(len(programs_of(framework)))]
+
+
+@pytest.mark.parametrize(("framework", "number"), PROGRAMS)
+def test_a_program_of_the_page_runs_on_two_workers(framework, number, tmp_path):
     script = tmp_path / "program.py"
-    script.write_text(program)
+    script.write_text(programs_of(framework)[number])
     command = [sys.executable, "-m", "gradlane", "run", "-n", "2", "-s", "1", "--", sys.executable, str(script)]
     [ended] = run_all([(command, {"OMP_NUM_THREADS": "1"})], timeout=120, cwd=tmp_path)
     assert ended.code == 0, ended.output

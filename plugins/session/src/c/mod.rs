@@ -13,6 +13,7 @@
 mod answer;
 mod callbacks;
 mod checkpoints;
+mod landing;
 mod lent;
 mod operations;
 mod parameters;
@@ -20,6 +21,7 @@ mod read;
 mod sessions;
 mod steps;
 mod table;
+mod tables;
 mod told;
 
 pub use checkpoints::{gradlane_load_checkpoint, gradlane_save_checkpoint};
@@ -27,7 +29,7 @@ pub use gradlane_abi::{
     GRADLANE_ABI_VERSION, GRADLANE_FOREVER, GradlaneAccess, GradlaneCallback, GradlaneCheckpoint, GradlaneDtype,
     GradlaneEffect, GradlaneError, GradlaneFate, GradlaneMemory, GradlaneMissing, GradlaneOp, GradlaneOperation,
     GradlaneParameterUse, GradlaneSession, GradlaneSetting, GradlaneStatus, GradlaneStep, GradlaneSubmission,
-    GradlaneTensor, GradlaneTicked,
+    GradlaneTableCounts, GradlaneTableUse, GradlaneTensor, GradlaneTicked,
 };
 pub use lent::{LentSession, engine_table, failure};
 pub use operations::{
@@ -43,3 +45,7 @@ pub use sessions::{
     gradlane_rank, gradlane_shutdown, gradlane_size, gradlane_undeclare, gradlane_version,
 };
 pub use steps::{gradlane_begin_step, gradlane_end_steps, gradlane_leave};
+pub use tables::{
+    gradlane_operation_counts, gradlane_table_clear, gradlane_table_look, gradlane_table_pull, gradlane_table_push,
+    gradlane_table_shrink, gradlane_table_stats,
+};

@@ -13,6 +13,7 @@ use gradlane_core::{Error, Result};
 
 use super::answer::answer;
 use super::callbacks::Callback;
+use super::landing::Landing;
 use super::read::{device, present, reduction, structures, tensor, write};
 use super::sessions::{Member, member};
 use super::table::Table;
@@ -26,7 +27,33 @@ use gradlane_abi::{
 use gradlane_abi::{GradlaneError, GradlaneStatus};
 
 /// The operations of this process; see `SESSIONS`.
-static OPERATIONS: Table<Operation> = Table::new(0x4F, "operation");
+static OPERATIONS: Table<Begun> = Table::new(0x4F, "operation");
+
+/// What the number of an operation leads to.
+#[derive(Clone)]
+pub(super) struct Begun {
+    pub(super) operation: Operation,
+    /// The answer, of a use of a table.
+    pub(super) rows: Option<Arc<Landing>>,
+}
+
+impl Begun {
+    /// Brings rows to the caller's memory, if the operation has ended well. The caller must not learn of the end before.
+    pub(super) fn land(&self) -> Result<()> {
+        self.ended_rows().map_or(Ok(()), Landing::land)
+    }
+
+    /// The answer of a use of a table that has ended well.
+    pub(super) fn ended_rows(&self) -> Option<&Landing> {
+        self.rows.as_deref().filter(|_| self.operation.handle().outcome() == Some(Ok(())))
+    }
+}
+
+impl From<Operation> for Begun {
+    fn from(operation: Operation) -> Self {
+        Self { operation, rows: None }
+    }
+}
 
 /// Submits a reduction and returns at once.
 ///
@@ -110,10 +137,10 @@ pub unsafe extern "C" fn gradlane_wait(
     error: *mut GradlaneError,
 ) -> GradlaneStatus {
     let call = || {
-        let operation = find(operation)?;
+        let begun = find_begun(operation)?;
         let timeout = (timeout_ms != GRADLANE_FOREVER).then(|| Duration::from_millis(timeout_ms));
-        match operation.handle().wait(timeout) {
-            Ok(()) => Ok(GradlaneStatus::Ok),
+        match begun.operation.handle().wait(timeout) {
+            Ok(()) => begun.land().map(|()| GradlaneStatus::Ok),
             Err(Error::StillRunning { .. }) => Ok(GradlaneStatus::Pending),
             Err(error) => Err(error),
         }
@@ -126,13 +153,13 @@ pub unsafe extern "C" fn gradlane_wait(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gradlane_poll(operation: GradlaneOperation, error: *mut GradlaneError) -> GradlaneStatus {
     let call = || {
-        let operation = find(operation)?;
-        let handle = operation.handle();
+        let begun = find_begun(operation)?;
+        let handle = begun.operation.handle();
         match handle.outcome() {
             // At once, because the engine is given up.
             None if handle.is_given_up() => handle.wait(None).map(|()| GradlaneStatus::Ok),
             None => Ok(GradlaneStatus::Pending),
-            Some(outcome) => outcome.map(|()| GradlaneStatus::Ok),
+            Some(outcome) => outcome.and_then(|()| begun.land()).map(|()| GradlaneStatus::Ok),
         }
     };
     // SAFETY: promised by the caller of this function.
@@ -175,7 +202,7 @@ pub(super) unsafe fn submit(
         // SAFETY: promised by the caller of this function.
         let Some(submission) = unsafe { build(member, &given) }? else { return Ok(None) };
         let session = member.job.session();
-        session.submit(submission, None, ended).map(|handle| Some(session.operation(handle)))
+        session.submit(submission, None, ended).map(|handle| Some(session.operation(handle).into()))
     })
 }
 
@@ -202,13 +229,13 @@ pub(super) unsafe fn submit_all(
         let Some((batch, members, reduction)) = unsafe { build_all(member, &given) }? else { return Ok(None) };
         let session = member.job.session();
         let begun = session.submit_all(reduction.of_batch(&batch, members), None, ended);
-        begun.map(|handle| Some(session.operation(handle)))
+        begun.map(|handle| Some(session.operation(handle).into()))
     })
 }
 
 /// Gives an operation that has failed before it began its number.
 pub(super) fn failed(error: Error) -> Result<GradlaneOperation> {
-    OPERATIONS.insert(Operation::ended(Err(error)))
+    OPERATIONS.insert(Operation::ended(Err(error)).into())
 }
 
 /// The error of an operation; `None` if it has not failed, has not ended, or was released.
@@ -218,12 +245,17 @@ pub(super) fn failure(operation: GradlaneOperation) -> Option<Error> {
 
 /// The operation of a number. Fails in a forked process, because nothing there would end it.
 pub(super) fn find(operation: GradlaneOperation) -> Result<Operation> {
+    find_begun(operation).map(|begun| begun.operation)
+}
+
+/// The same, with its rows.
+pub(super) fn find_begun(operation: GradlaneOperation) -> Result<Begun> {
     OPERATIONS.find(operation)
 }
 
 /// The operation on tensors without elements.
-fn nothing_to_do() -> Operation {
-    Operation::ended(Ok(()))
+fn nothing_to_do() -> Begun {
+    Operation::ended(Ok(())).into()
 }
 
 /// The function that the engine calls at the end of an operation.
@@ -233,7 +265,7 @@ pub(super) type Ended = Box<dyn FnOnce(u64) + Send>;
 pub(super) fn submit_with(
     member: &Member,
     callback: (GradlaneCallback, *mut c_void),
-    submit: impl FnOnce(&Member, Ended) -> Result<Option<Operation>>,
+    submit: impl FnOnce(&Member, Ended) -> Result<Option<Begun>>,
 ) -> Result<GradlaneOperation> {
     let callbacks = &member.callbacks;
     let (Some(function), user) = callback else {
@@ -244,13 +276,16 @@ pub(super) fn submit_with(
     let begun = submit(member, Box::new(callbacks.ended()))?;
     let is_engines = begun.is_some();
     let begun = begun.unwrap_or_else(nothing_to_do);
-    let watched = begun.handle().clone();
+    let watched = begun.operation.handle().clone();
+    let landing = begun.clone();
     let id = watched.id();
     let given_up = Arc::new(move || watched.is_given_up());
     let operation = OPERATIONS.insert(begun)?;
     let user = User(user);
     let callback: Callback = Box::new(move || {
         let User(user) = { user };
+        // It fails after the session was shut down alone, and all callbacks run before.
+        let _ = landing.land();
         // SAFETY: the caller gave the function for this use, once, with this argument.
         unsafe { function(user, operation) }
     });

@@ -11,7 +11,7 @@ use gradlane_core::types::{ClockKey, Effect, Mode, Priority, Rule, TensorKind, T
 use gradlane_core::{Error, Result};
 
 use super::answer::answer;
-use super::operations::{find, submit_with};
+use super::operations::{find, find_begun, submit_with};
 use super::read::{device, limit, numbers, present, structures, tensor, text, write};
 use super::sessions::{Member, member};
 use crate::operation::wait_any;
@@ -45,7 +45,7 @@ pub unsafe extern "C" fn gradlane_access(
         let begun = submit_with(&member, (given.callback, given.user), |member, ended| {
             // SAFETY: promised by the caller of this function.
             let asked = unsafe { asked(member, &given) }?;
-            member.job.session().access(asked, None, ended).map(Some)
+            member.job.session().access(asked, None, ended).map(|operation| Some(operation.into()))
         })?;
         // SAFETY: promised by the caller of this function.
         unsafe { write(operation, "operation", begun) }?;
@@ -57,6 +57,8 @@ pub unsafe extern "C" fn gradlane_access(
 
 /// Writes the version of the parameter that the operation has made or read to `version`. It is 1 after the first value, and one more after
 /// each change; of a parameter in several parts it is the lowest of their versions.
+///
+/// Of a use of a table it is the lowest version of the parts that were used.
 ///
 /// Fails with `GRADLANE_STATUS_FAILED_PRECONDITION` if the operation has not ended well, or is a reduction.
 #[unsafe(no_mangle)]
@@ -103,7 +105,7 @@ fn effect_of(operation: GradlaneOperation) -> Result<Effect> {
 }
 
 /// Waits until one of `count` operations has ended, well or not, at most `timeout_ms`. `GRADLANE_FOREVER` waits until then, which the job's
-/// step timeout bounds. Reductions and uses of parameters may be mixed.
+/// step timeout bounds. Reductions and uses of parameters and of tables may be mixed.
 ///
 /// `index` receives the position of the first one in the array that has ended; `gradlane_wait` tells how. Returns
 /// `GRADLANE_STATUS_PENDING` if none has.
@@ -125,11 +127,15 @@ pub unsafe extern "C" fn gradlane_wait_any(
                 hint: "give at least one".to_owned(),
             });
         }
-        let groups = given.into_iter().map(|key| Ok(vec![find(key)?])).collect::<Result<Vec<_>>>()?;
+        let begun = given.into_iter().map(find_begun).collect::<Result<Vec<_>>>()?;
+        let groups: Vec<_> = begun.iter().map(|begun| vec![begun.operation.clone()]).collect();
         let patience = if timeout_ms == GRADLANE_FOREVER { Duration::MAX } else { Duration::from_millis(timeout_ms) };
         match wait_any(&groups, patience) {
-            // SAFETY: promised by the caller of this function.
-            Some(first) => unsafe { write(index, "index", first) }.map(|()| GradlaneStatus::Ok),
+            Some(first) => {
+                begun[first].land()?;
+                // SAFETY: promised by the caller of this function.
+                unsafe { write(index, "index", first) }.map(|()| GradlaneStatus::Ok)
+            }
             None => Ok(GradlaneStatus::Pending),
         }
     };

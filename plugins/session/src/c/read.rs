@@ -11,7 +11,7 @@ use gradlane_core::{Error, Result};
 
 use gradlane_abi::{
     GRADLANE_FOREVER, GradlaneDtype, GradlaneMemory, GradlaneOp, GradlaneParameterUse, GradlaneStep,
-    GradlaneSubmission, GradlaneTensor,
+    GradlaneSubmission, GradlaneTableUse, GradlaneTensor,
 };
 
 use crate::reduction::{Reduction, codec_named, dtype_of, op_of};
@@ -48,6 +48,12 @@ unsafe impl Growing for GradlaneSubmission {
 // SAFETY: it consists of numbers and pointers, and of a function that may be null.
 unsafe impl Growing for GradlaneParameterUse {
     const NAME: &'static str = "GradlaneParameterUse";
+    const LEAST: usize = size_of::<Self>();
+}
+
+// SAFETY: it consists of numbers and pointers, and of a function that may be null.
+unsafe impl Growing for GradlaneTableUse {
+    const NAME: &'static str = "GradlaneTableUse";
     const LEAST: usize = size_of::<Self>();
 }
 
@@ -222,6 +228,25 @@ impl<T: Growing> PartOf<T> {
     }
 }
 
+/// The name of a tensor, a parameter or a table.
+///
+/// # Errors
+/// [`Error::InvalidArgument`] for null, what is not UTF-8, and a wrong length.
+///
+/// # Safety
+/// As [`text`].
+pub(super) unsafe fn name(given: *const c_char) -> Result<String> {
+    // SAFETY: promised by the caller of this function.
+    let name = unsafe { text(given, "the tensor's name") }?;
+    if name.is_empty() || name.len() > NAME_BYTES_MAX {
+        return Err(Error::InvalidArgument {
+            what: format!("a tensor's name of {} bytes", name.len()),
+            hint: format!("give 1 to {NAME_BYTES_MAX}"),
+        });
+    }
+    Ok(name)
+}
+
 /// A tensor's name, dtype and shape, and its codec.
 ///
 /// # Errors
@@ -232,11 +257,7 @@ impl<T: Growing> PartOf<T> {
 pub(super) unsafe fn tensor(given: &GradlaneTensor) -> Result<TensorSpec> {
     let invalid = |what: String, hint: String| Error::InvalidArgument { what, hint };
     // SAFETY: promised by the caller of this function.
-    let name = unsafe { text(given.name, "the tensor's name") }?;
-    if name.is_empty() || name.len() > NAME_BYTES_MAX {
-        let what = format!("a tensor's name of {} bytes", name.len());
-        return Err(invalid(what, format!("give 1 to {NAME_BYTES_MAX}")));
-    }
+    let name = unsafe { name(given.name) }?;
     if given.reserved != 0 {
         let what = format!("tensor {name}: reserved is {}", given.reserved);
         return Err(invalid(what, "set it to 0".to_owned()));

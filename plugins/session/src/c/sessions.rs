@@ -12,6 +12,7 @@ use gradlane_core::{Error, Result};
 
 use super::answer::{answer, write_text};
 use super::callbacks::Callbacks;
+use super::landing::Gate;
 use super::read::{limit, present, structures, tensor, text, texts, write};
 use super::table::Table;
 use super::told::Steps;
@@ -26,6 +27,8 @@ pub(super) struct Member {
     pub(super) job: Job,
     pub(super) callbacks: Arc<Callbacks>,
     pub(super) steps: Steps,
+    /// Before the memory of rows.
+    pub(super) gate: Arc<Gate>,
 }
 
 /// The sessions of this process. A static, because in C an integer must find its session without a context.
@@ -34,14 +37,14 @@ static SESSIONS: Table<Arc<Member>> = Table::new(0x53, "session");
 static GENERATION: AtomicU64 = AtomicU64::new(0);
 
 impl Member {
-    fn new(job: Job) -> Arc<Self> {
-        Arc::new(Self { job, callbacks: Arc::default(), steps: Steps::default() })
+    fn new(job: Job, gate: Arc<Gate>) -> Arc<Self> {
+        Arc::new(Self { job, callbacks: Arc::default(), steps: Steps::default(), gate })
     }
 }
 
 /// Gives a session that was joined in Rust an integer, until [`take_back`].
 pub(super) fn lend(session: Arc<Session>) -> Result<GradlaneSession> {
-    SESSIONS.insert(Member::new(session.into()))
+    SESSIONS.insert(Member::new(session.into(), Arc::default()))
 }
 
 /// Makes the integer of a lent session invalid. Returns when all callbacks have run.
@@ -49,6 +52,7 @@ pub(super) fn take_back(session: GradlaneSession) {
     // A forked child does not find it, and has no thread of the callbacks.
     if let Ok(member) = SESSIONS.remove(session) {
         member.callbacks.finish();
+        member.gate.close();
     }
 }
 
@@ -67,7 +71,7 @@ pub(super) fn join_again(session: GradlaneSession, former: &Arc<Member>) -> Resu
         });
     }
     former.callbacks.finish();
-    let next = Member::new(Arc::new(former.job.session().join_again()?).into());
+    let next = Member::new(Arc::new(former.job.session().join_again()?).into(), Arc::clone(&former.gate));
     SESSIONS.replace(session, Arc::clone(&next))?;
     Ok(next)
 }
@@ -105,7 +109,7 @@ pub unsafe extern "C" fn gradlane_init(
         let arguments = unsafe { arguments(settings, settings_count) }?;
         let job = Job::enter(arguments, GENERATION.load(Ordering::Relaxed))?;
         GENERATION.fetch_add(1, Ordering::Relaxed);
-        let key = SESSIONS.insert(Member::new(job))?;
+        let key = SESSIONS.insert(Member::new(job, Arc::default()))?;
         // SAFETY: promised by the caller of this function.
         unsafe { write(session, "session", key) }?;
         Ok(GradlaneStatus::Ok)
@@ -155,6 +159,7 @@ pub unsafe extern "C" fn gradlane_shutdown(
         let member = SESSIONS.remove(session)?;
         let left = member.job.leave(Duration::from_millis(grace_ms));
         member.callbacks.finish();
+        member.gate.close();
         left.map(|()| GradlaneStatus::Ok)
     };
     // SAFETY: promised by the caller of this function.

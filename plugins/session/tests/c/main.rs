@@ -6,3 +6,4 @@ mod caller;
 mod misuse;
 mod parameters;
 mod steps;
+mod tables;
