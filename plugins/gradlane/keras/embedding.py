@@ -61,7 +61,9 @@ class Embedding(keras.layers.Layer):
         share: float = 1.0,
         rows: int = 0,
         full: Literal["refuse", "evict"] = "refuse",
+        ttl: int = 0,
         bound: float = 0.0,
+        compression: Literal["none", "bf16", "fp16", "int8"] = "none",
         **options: Any,
     ) -> None:
         """Describes the table. Servers hear of it with its first use.
@@ -78,7 +80,8 @@ class Embedding(keras.layers.Layer):
             rule: how gradients change rows, such as `rules.Adagrad(lr=0.1)`; equal on all workers, as all that follows.
             table: the name of the table. None takes the `name` of the layer, which has to be given then.
             seed: of the first values, from 0 on. None takes that of the initializer, or 0.
-            after, share, rows, full, bound: of the table; see `gradlane.tables.Table`.
+            after, share, rows, full, ttl, bound, compression: of the table; see `gradlane.tables.Table`. Workers never wait for
+                each other.
             options: those of every layer, such as `name`, `trainable` and `dtype`.
         Raises:
             UnsupportedError: Keras' backend is not TensorFlow, or something is asked for that a table does not have.
@@ -103,7 +106,8 @@ class Embedding(keras.layers.Layer):
         self.supports_jit = self.autocast = False
         self.embeddings_initializer = keras.initializers.get(embeddings_initializer)
         first = _first_values(self.embeddings_initializer)
-        self._settings: dict[str, Any] = {"after": after, "share": share, "rows": rows, "full": full, "bound": bound}
+        self._settings: dict[str, Any] = {"after": after, "share": share, "rows": rows, "full": full, "ttl": ttl, "bound": bound}
+        self._settings |= {"compression": compression}
         self._settings |= {"rule": rules.text_of(rule), "seed": first.pop("seed") if seed is None else seed}
         self.table = Table(name, output_dim, **first | self._settings)  # type: ignore[arg-type]
         """The table, such as for `stats` and `shrink`."""
