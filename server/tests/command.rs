@@ -144,7 +144,8 @@ fn status_finds_the_job_of_a_launcher_by_itself() {
 #[test]
 fn a_job_that_does_not_form_names_who_is_missing() {
     let home = tempfile::tempdir().unwrap();
-    let limits = ["-o", "join_timeout=2s", "-o", "form_timeout=500ms"];
+    // The server comes while the coordinator waits, also on a machine that is busy.
+    let limits = ["-o", "join_timeout=20s", "-o", "form_timeout=4s"];
     let arguments = ["coordinator", "--bind", "127.0.0.1:0", "-n", "1", "-s", "1"];
     let coordinator = command(home.path(), &[&arguments[..], &limits].concat()).stdout(Stdio::piped()).spawn().unwrap();
     let server = command(home.path(), &[&["server"], &limits[..]].concat()).stderr(Stdio::piped()).spawn().unwrap();
