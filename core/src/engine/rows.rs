@@ -8,6 +8,7 @@ use hashbrown::HashTable;
 use super::asked::Asked;
 use super::driver::Engine;
 use super::handle::Handle;
+use super::scans::{PageOf, Pages, Scan};
 use super::submit::HERE_BYTES_MAX;
 use crate::error::{Error, Result};
 use crate::mem::borrow::{self, OwnedBytes, Staging};
@@ -30,8 +31,13 @@ pub struct RowsUse<'a> {
     pub step: u64,
     /// The ids, in any order, and as often as wanted; none for actions without ids.
     pub ids: &'a [u64],
-    /// Of a push: a gradient of a row for each id, one after the other.
+    /// Of a push: a gradient of a row for each id, one after the other. Of a restore: all numbers of each row.
     pub gradients: &'a [f32],
+    /// Of a restore, for each id, which comes once: the step of its last use (the lowest 32 bits), and the bits of its score as f32; a score of
+    /// NaN removes the row.
+    pub marks: &'a [u64],
+    /// Of a scan: what it asks for.
+    pub scan: Scan<'a>,
     /// Of a shrink: the factor of the scores, the least score that is kept, and after how many steps without a use a row goes.
     pub bounds: ShrinkBounds,
     /// How urgent.
@@ -64,6 +70,10 @@ pub struct RowsHandle {
     places: Vec<u32>,
     dim: usize,
     counts: usize,
+    /// Of a scan: the page of each part, of what table, and whether it has state.
+    pages: Vec<PageOf>,
+    table: TableSpec,
+    with_state: bool,
 }
 
 /// What servers count in a table.
@@ -89,6 +99,7 @@ struct Packed {
     cuts: Vec<RowsCut>,
     places: Vec<u32>,
     answer_bytes: usize,
+    pages: Vec<PageOf>,
 }
 
 impl Engine {
@@ -105,10 +116,10 @@ impl Engine {
         asked.check(&spec, &self.rank().to_string())?;
         self.stages.start(&[Stage::Push])?;
         let packed = asked.packed(&spec, &self.parts_of_table(&asked.tensor, asked.timeout)?)?;
-        let Packed { body, cuts, places, answer_bytes } = packed;
+        let Packed { body, cuts, places, answer_bytes, pages } = packed;
         let source = Arc::new(OwnedBytes::new(body));
         let answer = Arc::new(Staging::new(self.shared.wire.lease(answer_bytes as u64, false)));
-        let RowsUse { tensor, action, priority, timeout, .. } = asked;
+        let RowsUse { tensor, action, priority, timeout, scan: Scan { with_state, .. }, .. } = asked;
         let counts = if action.has_ids() { 0 } else { cuts.len() };
         let begun = Asked {
             tensor,
@@ -121,7 +132,8 @@ impl Engine {
         };
         let lent = (source, Arc::clone(&answer));
         let handle = self.submit(begun, HERE_BYTES_MAX, &|| {}, move |_| drop(lent))?;
-        Ok(RowsHandle { handle, answer, places, dim: usize::try_from(spec.dim).expect("a few"), counts })
+        let dim = usize::try_from(spec.dim).expect("a few");
+        Ok(RowsHandle { handle, answer, places, dim, counts, pages, table: spec, with_state })
     }
 
     /// The parts of a table with their shards. Declares it, if this worker has not done so.
@@ -147,7 +159,7 @@ impl RowsUse<'_> {
         let spec = self.tensor.kind.table().expect("checked just now");
         self.check(&spec, &WorkerId(0).to_string())?;
         let part = PartId { key: self.tensor.key(), index: 0 };
-        let Packed { body, cuts, places, answer_bytes } = self.packed(&spec, &[(part, Shards::ALL)])?;
+        let Packed { body, cuts, places, answer_bytes, pages } = self.packed(&spec, &[(part, Shards::ALL)])?;
         let header = Rows {
             target: Target { epoch: Epoch::default(), part, round: Round(id) },
             action: self.action,
@@ -160,12 +172,14 @@ impl RowsUse<'_> {
         };
         let (mut answer, copies) = (Pool::new().lease(answer_bytes), Copies::default());
         let used = serve(&header, &body).map(|(version, bytes)| {
-            copies.copy(&bytes, &mut answer);
+            copies.copy(&bytes, &mut answer[..bytes.len()]);
             Effect::accepted(version)
         });
         let counts = if self.action.has_ids() { 0 } else { 1 };
         let dim = usize::try_from(spec.dim).expect("a few");
-        Ok(RowsHandle { handle: Handle::used(id, used), answer: Arc::new(Staging::new(answer)), places, dim, counts })
+        let (handle, answer, with_state) =
+            (Handle::used(id, used), Arc::new(Staging::new(answer)), self.scan.with_state);
+        Ok(RowsHandle { handle, answer, places, dim, counts, pages, table: spec, with_state })
     }
 
     fn check(&self, spec: &TableSpec, rank: &str) -> Result<()> {
@@ -177,12 +191,31 @@ impl RowsUse<'_> {
                 &format!("use at most {} ids at a time", TableSpec::IDS_MAX),
             );
         }
-        let numbers = if self.action == RowAction::Push { self.ids.len() as u64 * spec.dim } else { 0 };
-        if self.gradients.len() as u64 != numbers {
+        if self.step > Rows::STEP_MAX {
             return invalid(
-                format!("table {name}: gradients of {} numbers for {} ids", self.gradients.len(), self.ids.len()),
-                &format!("give {} numbers for each id", spec.dim),
+                format!("table {name}: step {}", self.step),
+                &format!("count the steps of the training from 0 to {}", Rows::STEP_MAX),
             );
+        }
+        let (of_row, marks) = match self.action {
+            RowAction::Push => (spec.dim, 0),
+            RowAction::Restore => (spec.row_len(), self.ids.len()),
+            _ => (0, 0),
+        };
+        if self.gradients.len() as u64 != self.ids.len() as u64 * of_row || self.marks.len() != marks {
+            let (numbers, ids) = (self.gradients.len(), self.ids.len());
+            return invalid(
+                format!(
+                    "table {name}: {} of {numbers} numbers and {} marks for {ids} ids",
+                    self.action,
+                    self.marks.len()
+                ),
+                &format!("give {of_row} numbers for each id, and {marks} marks"),
+            );
+        }
+        let score = |mark: &u64| f32::from_bits((mark >> 32) as u32);
+        if let Some(score) = self.marks.iter().map(score).find(|score| *score < 0.0 || score.is_infinite()) {
+            return invalid(format!("table {name}: a row with a score of {score}"), "give scores from 0 on");
         }
         let ShrinkBounds { decay, min_score, .. } = self.bounds;
         if !(0.0..=1.0).contains(&decay) || !min_score.is_finite() {
@@ -191,7 +224,7 @@ impl RowsUse<'_> {
                 "give a decay from 0 to 1, and a finite score",
             );
         }
-        if self.gradients.iter().any(|number| !number.is_finite()) {
+        if self.action == RowAction::Push && self.gradients.iter().any(|number| !number.is_finite()) {
             let tensor = name.clone().into();
             return Err(Error::NotFinite { tensor, round: Round(self.step), from: rank.to_owned() });
         }
@@ -201,6 +234,15 @@ impl RowsUse<'_> {
     /// Cuts the use for these parts.
     fn packed(&self, spec: &TableSpec, parts: &[(PartId, Shards)]) -> Result<Packed> {
         let Distinct { ids, places: of_asked } = Distinct::of(self.ids);
+        if self.action == RowAction::Restore && ids.len() < self.ids.len() {
+            let name = &self.tensor.name;
+            return Err(Error::InvalidArgument {
+                what: format!("table {name}: a restore of {} ids, of which {} are others", self.ids.len(), ids.len()),
+                hint: "give each id once".to_owned(),
+            });
+        }
+        let scans = self.action.scans();
+        let bodies = if scans { self.scan.bodies(self.action, &self.tensor.name, parts)? } else { Vec::new() };
         let mut part_of_shard = [0_u16; TableSpec::SHARDS as usize];
         for (index, (_, Shards { first, count })) in parts.iter().enumerate() {
             let shards = *first as usize..(*first + *count) as usize;
@@ -209,33 +251,49 @@ impl RowsUse<'_> {
         let part_of = |id: u64| usize::from(part_of_shard[TableSpec::shard_of(id) as usize]);
         let mut counts = vec![0_u64; parts.len()];
         ids.iter().for_each(|id| counts[part_of(*id)] += 1);
+        if scans {
+            counts.fill(Scan::page_bytes(spec, parts.len()));
+        }
         let (mut cuts, mut sent, mut got, mut rows) = (Vec::with_capacity(parts.len()), 0, 0, 0);
-        // For each part the next row of its answer, and where its ids and its gradients begin in the body.
-        let mut next: Vec<(u64, usize, usize)> = Vec::with_capacity(parts.len());
+        let mark_bytes = if self.action == RowAction::Restore { RowAction::MARK_BYTES } else { 0 };
+        // For each part the next row of its answer, and where its ids, marks and numbers begin in the body.
+        let mut next: Vec<(u64, [usize; 3])> = Vec::with_capacity(parts.len());
         for ((part, _), count) in parts.iter().zip(&counts) {
-            let [bytes, back] = [self.action.sent_bytes(*count, spec.dim), self.action.got_bytes(*count, spec.dim)];
+            let [bytes, back] = [self.action.sent_bytes(*count, spec), self.action.got_bytes(*count, spec)];
             check_bytes(&self.tensor.name, bytes.max(back))?;
             let [of_sent, of_got] = [(sent, bytes), (got, back)].map(|(offset, bytes)| Span { offset, bytes });
             cuts.push(RowsCut { part: *part, ids: *count, sent: of_sent, got: of_got });
-            next.push((rows, sent as usize, (sent + 8 * count) as usize));
+            let behind_ids = sent + 8 * count;
+            next.push((rows, [sent, behind_ids, behind_ids + mark_bytes * count].map(|at| at as usize)));
             (sent, got, rows) = (sent + bytes, got + back, rows + count);
         }
         let mut body = vec![0; sent as usize];
-        let row_bytes = 4 * spec.dim as usize;
-        // Of each distinct id, its row in the answer and where its gradient is.
+        let of_row = if self.action == RowAction::Restore { spec.row_len() } else { spec.dim } as usize;
+        let (row_bytes, mark_bytes) = (4 * of_row, mark_bytes as usize);
+        // Of each distinct id, its row in the answer and where its mark and its numbers are.
         let mut of_distinct = Vec::with_capacity(ids.len());
         for id in &ids {
-            let (row, id_at, gradient_at) = &mut next[part_of(*id)];
+            let (row, [id_at, mark_at, numbers_at]) = &mut next[part_of(*id)];
             body[*id_at..].as_chunks_mut().0[0] = id.to_le_bytes();
-            of_distinct.push((u32::try_from(*row).expect("at most IDS_MAX"), *gradient_at));
-            (*row, *id_at, *gradient_at) = (*row + 1, *id_at + 8, *gradient_at + row_bytes);
+            of_distinct.push((u32::try_from(*row).expect("at most IDS_MAX"), *mark_at, *numbers_at));
+            (*row, *id_at) = (*row + 1, *id_at + 8);
+            (*mark_at, *numbers_at) = (*mark_at + mark_bytes, *numbers_at + row_bytes);
         }
-        if self.action == RowAction::Push {
-            for (place, gradient) in of_asked.iter().zip(self.gradients.chunks_exact(spec.dim as usize)) {
-                let (_, at) = of_distinct[*place as usize];
-                for (sum, number) in body[at..at + row_bytes].as_chunks_mut().0.iter_mut().zip(gradient) {
+        if matches!(self.action, RowAction::Push | RowAction::Restore) {
+            for (place, numbers) in of_asked.iter().zip(self.gradients.chunks_exact(of_row)) {
+                let (.., at) = of_distinct[*place as usize];
+                let to = body[at..at + row_bytes].as_chunks_mut().0;
+                if self.action == RowAction::Restore {
+                    to.iter_mut().zip(numbers).for_each(|(to, number)| *to = number.to_le_bytes());
+                    continue;
+                }
+                for (sum, number) in to.iter_mut().zip(numbers) {
                     *sum = (f32::from_le_bytes(*sum) + number).to_le_bytes();
                 }
+            }
+            for (place, mark) in of_asked.iter().zip(self.marks) {
+                let (_, at, _) = of_distinct[*place as usize];
+                body[at..].as_chunks_mut().0[0] = mark.to_le_bytes();
             }
         } else if self.action == RowAction::Shrink {
             let ShrinkBounds { decay, min_score, max_idle } = self.bounds;
@@ -244,8 +302,13 @@ impl RowsUse<'_> {
                 *to = bounds[at % bounds.len()].to_le_bytes();
             }
         }
+        for (cut, of_part) in cuts.iter().zip(&bodies) {
+            body[cut.sent.offset as usize..cut.sent.end() as usize].copy_from_slice(of_part);
+        }
+        let gots = parts.iter().zip(&cuts).map(|((_, shards), cut)| (shards.first, cut.got));
+        let pages = if scans { self.scan.pages(self.action, gots) } else { Vec::new() };
         let places = of_asked.iter().map(|place| of_distinct[*place as usize].0).collect();
-        Ok(Packed { body, cuts, places, answer_bytes: got as usize })
+        Ok(Packed { body, cuts, places, answer_bytes: got as usize, pages })
     }
 }
 
@@ -325,6 +388,14 @@ impl RowsHandle {
         })
     }
 
+    /// The pages of a scan. Call it once the handle has resolved in order.
+    ///
+    /// # Errors
+    /// [`Error::Protocol`] if a server has sent a page that is none.
+    pub fn pages(&self) -> Result<Pages> {
+        self.read(|answer| Pages::read(answer, &self.pages, &self.table, self.with_state))
+    }
+
     fn read<T>(&self, read: impl FnOnce(&[u8]) -> T) -> T {
         borrow::read(&[self.answer.region()], &Copies::default(), read)
     }
@@ -340,7 +411,7 @@ mod tests {
         let ids = [7, 3, 7, 900, 3, 7];
         let gradients: Vec<f32> = (0..12).map(|number| number as f32).collect();
         let asked = RowsUse { action: RowAction::Push, ids: &ids, gradients: &gradients, ..of("sgd;dim=2") };
-        let Packed { body, cuts, places, answer_bytes } =
+        let Packed { body, cuts, places, answer_bytes, .. } =
             asked.packed(&"sgd;dim=2".parse().unwrap(), &parts()).unwrap();
         assert_eq!((answer_bytes, body.len()), (0, 3 * (8 + 8)));
         assert_eq!(places.len(), ids.len());
@@ -363,7 +434,7 @@ mod tests {
     fn the_answer_is_read_in_the_order_of_the_ids() {
         let ids: Vec<u64> = (0..100).chain(0..50).collect();
         let asked = RowsUse { action: RowAction::Pull, ids: &ids, ..of("sgd;dim=1") };
-        let Packed { body, cuts, places, answer_bytes } =
+        let Packed { body, cuts, places, answer_bytes, .. } =
             asked.packed(&"sgd;dim=1".parse().unwrap(), &parts()).unwrap();
         assert_eq!((answer_bytes, body.len()), (400, 800));
         // What the parts are asked for, in the order in which their answers lie.
@@ -383,7 +454,7 @@ mod tests {
         let refused = |asked: RowsUse<'_>| asked.check(&spec, "worker 0").unwrap_err().to_string();
         assert!(refused(RowsUse { ids: &many, ..of("sgd;dim=2") }).contains("1048577 ids at once"));
         let short = RowsUse { action: RowAction::Push, ids: &[1], gradients: &[1.0], ..of("sgd;dim=2") };
-        assert!(refused(short).contains("1 numbers for 1 ids"));
+        assert!(refused(short).contains("push of 1 numbers and 0 marks for 1 ids"));
         let odd = RowsUse { action: RowAction::Push, ids: &[1], gradients: &[1.0, f32::NAN], ..of("sgd;dim=2") };
         assert!(matches!(odd.check(&spec, "worker 0"), Err(Error::NotFinite { .. })));
         let rising = ShrinkBounds { decay: 1.5, ..ShrinkBounds::KEEP };
@@ -397,6 +468,8 @@ mod tests {
             step: 0,
             ids: &[],
             gradients: &[],
+            marks: &[],
+            scan: Scan::default(),
             bounds: ShrinkBounds::KEEP,
             priority: Priority(0),
             timeout: None,

@@ -134,7 +134,7 @@ impl Demand {
         match self {
             Self::Reduce { .. } => true,
             Self::Access { access, .. } => access.sends(),
-            Self::Rows { action, .. } => action.sent_bytes(1, 1) > 0,
+            Self::Rows { action, .. } => action.sends(),
         }
     }
 
@@ -153,7 +153,7 @@ impl Demand {
         match self {
             Self::Reduce { .. } => true,
             Self::Access { access, .. } => access.receives(),
-            Self::Rows { action, .. } => action.got_bytes(1, 1) > 0,
+            Self::Rows { action, .. } => action.receives(),
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::{Optimizer, PartId, Rule, Span};
+use super::{Optimizer, Rule};
 use crate::error::{Error, Result};
 
 /// What servers do with the rows of a table. A declaration names it, and all workers declare the same one, to the bit.
@@ -68,36 +68,6 @@ pub enum Full {
     Evict,
 }
 
-/// A use of a table.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub enum RowAction {
-    /// Reads rows for training: ids without a row get one, if they are admitted.
-    Pull,
-    /// Reads rows and changes nothing. Ids without a row read as what their row would begin with.
-    Look,
-    /// Changes rows by gradients. Ids without a row get one first, if they are admitted.
-    Push,
-    /// Lets rows decay, and removes those that are not worth their place.
-    Shrink,
-    /// Counts what is there.
-    Stats,
-    /// Removes all rows.
-    Clear,
-}
-
-/// What a use of a table sends to a part, and what comes back.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct RowsCut {
-    /// The part.
-    pub part: PartId,
-    /// How many ids it names.
-    pub ids: u64,
-    /// Which bytes of the use go there.
-    pub sent: Span,
-    /// Which bytes of its answer come from there.
-    pub got: Span,
-}
-
 /// Neighbouring shards of a table: the rows of a part.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Shards {
@@ -135,6 +105,11 @@ impl TableSpec {
     /// What a shard counts for where parts are laid out: the bytes of one row.
     pub const fn shard_bytes(&self) -> u64 {
         4 * self.dim
+    }
+
+    /// The elements of a row together with what the rule keeps of each.
+    pub fn row_len(&self) -> u64 {
+        self.dim * (1 + self.rule.moments().len() as u64)
     }
 
     /// The bound to which values are clamped after each step, if there is one.
@@ -311,66 +286,6 @@ impl FromStr for TableSpec {
     }
 }
 
-impl RowAction {
-    /// All of them, in the order of their codes.
-    pub const ALL: [Self; 6] = [Self::Pull, Self::Look, Self::Push, Self::Shrink, Self::Stats, Self::Clear];
-    /// Numbers that a use of [`Shrink`](Self::Shrink) sends: the factor of the scores, the least score, and the most idle steps. Each has 8
-    /// bytes.
-    pub const SHRINK_NUMBERS: u64 = 3;
-    /// Numbers that [`Shrink`](Self::Shrink) and [`Stats`](Self::Stats) answer.
-    pub const COUNTS: u64 = 6;
-
-    /// The wire code; never changes.
-    pub const fn code(self) -> u8 {
-        self as u8 + 1
-    }
-
-    /// The use with this wire code.
-    pub fn from_code(code: u8) -> Option<Self> {
-        Self::ALL.into_iter().find(|action| action.code() == code)
-    }
-
-    /// Whether it names ids.
-    pub const fn has_ids(self) -> bool {
-        matches!(self, Self::Pull | Self::Look | Self::Push)
-    }
-
-    /// Whether it may add rows.
-    pub const fn creates(self) -> bool {
-        matches!(self, Self::Pull | Self::Push)
-    }
-
-    /// Whether a server does it once, and answers a repeat without doing it again.
-    pub const fn changes(self) -> bool {
-        !matches!(self, Self::Look | Self::Stats)
-    }
-
-    /// Bytes that a use of so many ids sends to a part, for rows of `dim` elements.
-    pub const fn sent_bytes(self, ids: u64, dim: u64) -> u64 {
-        match self {
-            Self::Pull | Self::Look => ids * 8,
-            Self::Push => ids * (8 + 4 * dim),
-            Self::Shrink => Self::SHRINK_NUMBERS * 8,
-            Self::Stats | Self::Clear => 0,
-        }
-    }
-
-    /// Bytes that come back.
-    pub const fn got_bytes(self, ids: u64, dim: u64) -> u64 {
-        match self {
-            Self::Pull | Self::Look => ids * 4 * dim,
-            Self::Shrink | Self::Stats => Self::COUNTS * 8,
-            Self::Push | Self::Clear => 0,
-        }
-    }
-}
-
-impl fmt::Display for RowAction {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(["pull", "look", "push", "shrink", "stats", "clear"][*self as usize])
-    }
-}
-
 impl Shards {
     /// All of a table.
     pub const ALL: Self = Self { first: 0, count: TableSpec::SHARDS };
@@ -475,13 +390,5 @@ mod tests {
         let admitted = (0..10_000).filter(|id| spec.admits(*id)).count() as f64;
         // Three standard deviations.
         assert!((admitted - 2500.0).abs() < 3.0 * (10_000.0 * 0.25f64 * 0.75).sqrt(), "{admitted}");
-    }
-
-    #[test]
-    fn every_use_has_its_code() {
-        for action in RowAction::ALL {
-            assert_eq!(RowAction::from_code(action.code()), Some(action));
-        }
-        assert_eq!((RowAction::from_code(0), RowAction::from_code(7)), (None, None));
     }
 }

@@ -82,6 +82,7 @@ pub mod frame;
 pub mod header;
 pub mod limits;
 pub mod reject;
+pub mod scan;
 
 #[cfg(any(test, feature = "testing"))]
 #[doc(hidden)]
@@ -103,7 +104,7 @@ pub fn append(what: &mut Vec<u8>, piece: &[u8]) {
 
 /// Version of both kinds of message. It changes whenever anything in them does. It has the same position in every version and is compared
 /// first: a peer of another version is refused before any other data is read.
-pub const VERSION: u8 = 24;
+pub const VERSION: u8 = 25;
 
 /// Checks that this process can understand `peer`, which uses version `theirs`.
 ///

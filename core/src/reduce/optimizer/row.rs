@@ -1,8 +1,8 @@
 //! Rules of single rows: what tables do. A row has its values, and beside them what the rule keeps of each, in one run of f32.
 
+use super::initial;
 use super::run::{ROWS_MAX, Run};
 use super::terms::Terms;
-use super::{initial, rows};
 use crate::reduce::kernels::{Kernels, Loops};
 use crate::types::{DType, Rule};
 
@@ -33,7 +33,7 @@ impl RowRule {
 
     /// The elements of a row, with what the rule keeps beside its values.
     pub fn len(&self) -> usize {
-        self.dim * (1 + rows(&self.rule).len())
+        self.dim * (1 + self.rule.moments().len())
     }
 
     /// Whether a row has no elements.

@@ -3,15 +3,25 @@
 //! A hash table says where the row of an id is: it has the number of a place in the [`Arena`], where the id stands beside the row. So an
 //! entry has 4 bytes, and a table of many rows costs little more than its rows.
 //!
-//! A use is done as a whole or not at all: what can be wrong with it is found before anything changes.
+//! A use is done as a whole or not at all: what can be wrong with it is found before anything changes. What changes a row also notes the
+//! version at which it does, in the same step: a reader of changes sees both or none.
+
+use std::collections::BTreeMap;
 
 use hashbrown::HashTable;
 
 use gradlane_core::error::{Error, Result};
 use gradlane_core::reduce::{Kernels, RowRule};
-use gradlane_core::types::{Full, RowAction, Shards, TableSpec};
+use gradlane_core::types::{Full, NodeId, RowAction, Shards, TableSpec};
 
+use self::scan::Scan;
 use super::arena::{Arena, Mark};
+use super::tombs::Tombs;
+
+pub(super) use self::restore::SavedMark;
+
+mod restore;
+mod scan;
 
 /// The rows of some shards of a table.
 #[derive(Debug)]
@@ -30,6 +40,12 @@ pub(super) struct Rows {
     step: u64,
     /// How often something was changed.
     version: u64,
+    /// The number to which versions belong, once somebody has asked for changes.
+    life: Option<u64>,
+    /// The ids that were removed.
+    tombs: Tombs,
+    /// The open scans.
+    scans: BTreeMap<NodeId, Scan>,
     /// Where the search for a row that makes room goes on.
     hand: u32,
     evicted: u64,
@@ -67,6 +83,9 @@ impl Rows {
             uses: 0,
             step: 0,
             version: 0,
+            life: None,
+            tombs: Tombs::default(),
+            scans: BTreeMap::new(),
             hand: 0,
             evicted: 0,
             dropped: 0,
@@ -76,12 +95,13 @@ impl Rows {
     /// The most bytes by which such rows grow in a use of so many ids.
     pub(super) fn growth_max(spec: &TableSpec, ids: u64) -> u64 {
         let rule = RowRule::new(spec.rule, usize::try_from(spec.dim).expect("DIM_MAX"), None, Kernels::portable());
-        Arena::growth_max(rule.len(), ids) + ids * WAITING_BYTES.max(INDEX_BYTES)
+        Arena::growth_max(rule.len(), ids) + ids * (WAITING_BYTES.max(INDEX_BYTES) + Tombs::ENTRY_BYTES)
     }
 
     /// Bytes that are taken for them.
     pub(super) fn bytes(&self) -> u64 {
-        self.arena.bytes() + self.index.len() as u64 * INDEX_BYTES + self.waiting.len() as u64 * WAITING_BYTES
+        let [rows, waiting] = [self.index.len(), self.waiting.len()].map(|count| count as u64);
+        self.arena.bytes() + rows * INDEX_BYTES + waiting * WAITING_BYTES + self.tombs.bytes()
     }
 
     /// How often something was changed.
@@ -163,9 +183,10 @@ impl Rows {
                 self.dropped += 1;
                 continue;
             };
-            at_step.change(self.arena.row_mut(place), gradient);
-            self.touch(place);
-            self.arena.mark_mut(place).score += 1.0;
+            let (row, mark) = self.arena.change(place, self.version + 1);
+            at_step.change(row, gradient);
+            (mark.touched, mark.used_by) = (saturated(self.step), self.uses);
+            mark.score += 1.0;
         }
         self.version += 1;
         Ok(())
@@ -182,7 +203,7 @@ impl Rows {
             let step = self.step;
             let mark = self.arena.mark_mut(place);
             mark.score *= decay;
-            if mark.score < min_score || step - mark.touched > max_idle {
+            if mark.score < min_score || step - u64::from(mark.touched) > max_idle {
                 self.remove(place);
             }
         }
@@ -200,6 +221,7 @@ impl Rows {
         self.arena.clear();
         self.hand = 0;
         self.version += 1;
+        self.tombs.clear(self.version);
     }
 
     /// What it counts.
@@ -219,7 +241,7 @@ impl Rows {
     fn touch(&mut self, place: u32) {
         let (step, uses) = (self.step, self.uses);
         let mark = self.arena.mark_mut(place);
-        (mark.touched, mark.used_by) = (step, uses);
+        (mark.touched, mark.used_by) = (saturated(step), uses);
     }
 
     fn check_ids(&self, ids: &[u64]) -> Result<()> {
@@ -241,7 +263,7 @@ impl Rows {
                 without_row.push(*id);
                 continue;
             };
-            if std::mem::replace(&mut self.arena.mark_mut(place).used_by, uses) == uses {
+            if self.arena.note_use(place, uses) == uses {
                 return Err(bad("id", format!("{id} comes twice")));
             }
         }
@@ -261,7 +283,7 @@ impl Rows {
             match self.find(*id) {
                 Some(place) => {
                     // What this use has is not what makes room for it.
-                    self.arena.mark_mut(place).used_by = uses;
+                    self.arena.note_use(place, uses);
                     of_this_use += 1;
                 }
                 None if gets_row(self, *id) => new.push(*id),
@@ -326,15 +348,22 @@ impl Rows {
         Some(self.make(id))
     }
 
+    /// Forgets how often an id without a row was pulled.
+    fn wait_no_more(&mut self, id: u64) {
+        if let Ok(entry) = self.waiting.find_entry(TableSpec::hash_of(id), |waiting| waiting.id == id) {
+            entry.remove();
+        }
+    }
+
     /// Makes the row of an id, and lets another one make room for it if it must.
     fn make(&mut self, id: u64) -> u32 {
         if self.rows_max().is_some_and(|rows_max| self.index.len() as u64 >= rows_max) {
             let place = self.least_used();
             self.remove(place);
         }
-        let mark = Mark { id, touched: self.step, used_by: self.uses, score: 0.0 };
+        let mark = Mark { id, touched: saturated(self.step), used_by: self.uses, changed: 0, score: 0.0 };
         let place = self.arena.take(mark).expect("fewer rows than a server has memory for");
-        let row = self.arena.row_mut(place);
+        let (row, _) = self.arena.change(place, self.version + 1);
         let (values, _) = row.split_at_mut(usize::try_from(self.spec.dim).expect("DIM_MAX"));
         self.spec.begin(id, values);
         self.rule.begin(row);
@@ -369,13 +398,20 @@ impl Rows {
         oldest.expect("there is room for what a use has").1
     }
 
+    /// Removes the row at a place, in the change that is under way.
     fn remove(&mut self, place: u32) {
         let id = self.arena.mark(place).id;
         let found = self.index.find_entry(TableSpec::hash_of(id), |of| *of == place);
         found.expect("a row is in the index").remove();
         self.arena.free(place);
+        self.tombs.push(id, self.version + 1, self.index.len());
         self.evicted += 1;
     }
+}
+
+/// A step as rows keep it.
+fn saturated(step: u64) -> u32 {
+    u32::try_from(step).unwrap_or(u32::MAX)
 }
 
 /// Something in a body that no worker of this version sends.

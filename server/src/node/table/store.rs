@@ -10,9 +10,10 @@ use gradlane_core::error::{Error, Result};
 use gradlane_core::mem::Lease;
 use gradlane_core::transport::Outgoing;
 use gradlane_core::types::{ExchangeId, NodeId, PartId, Round, RowAction, Version};
-use gradlane_core::wire::{Response, RowsAnswer, Target, checksum};
+use gradlane_core::wire::scan::{Begin, Next};
+use gradlane_core::wire::{Response, Rows as Header, RowsAnswer, Target, checksum};
 
-use super::rows::{Counts, Rows};
+use super::rows::{Counts, Rows, SavedMark};
 use crate::node::accumulator::SumResources;
 use crate::node::command::{AskedRows, RowsStep, Served};
 use crate::node::event::Event;
@@ -53,6 +54,7 @@ enum Answer {
     Nothing,
     Numbers(Vec<f32>),
     Counts(Counts),
+    Page(Vec<u8>),
 }
 
 impl RowStore {
@@ -77,18 +79,22 @@ impl RowStore {
             RowsStep::Forget { exchange } => {
                 let Some(part) = self.parts.get_mut(&id) else { return };
                 if part.uploads.remove(&exchange).is_some() {
-                    say(part.served(id, exchange, None));
+                    say(part.served(id, Some(exchange), None));
                 }
             }
             RowsStep::Leave { node } => {
-                if let Some(part) = self.parts.get_mut(&id) {
-                    part.ledger.remove(&node);
+                let Some(part) = self.parts.get_mut(&id) else { return };
+                part.ledger.remove(&node);
+                if let Some(rows) = &mut part.rows {
+                    rows.end_scan(node);
                 }
+                say(part.served(id, None, None));
             }
             RowsStep::Drop => {
                 let part = self.parts.remove(&id).into_iter();
                 for exchange in part.flat_map(|part| part.uploads.into_keys()) {
-                    say(Event::Served(Served { part: id, exchange, bytes: 0, refusal: None }));
+                    let exchange = Some(exchange);
+                    say(Event::Served(Served { part: id, exchange, bytes: 0, scan_bytes: 0, refusal: None }));
                 }
             }
         }
@@ -115,7 +121,7 @@ impl RowStore {
         for (id, part) in &mut self.parts {
             part.rows = None;
             for exchange in std::mem::take(&mut part.uploads).into_keys() {
-                say(part.served(*id, exchange, Some(rows_lost(*id))));
+                say(part.served(*id, Some(exchange), Some(rows_lost(*id))));
             }
         }
     }
@@ -132,9 +138,9 @@ impl RowStore {
 }
 
 impl Part {
-    fn served(&self, part: PartId, exchange: ExchangeId, refusal: Option<Error>) -> Event {
-        let bytes = self.rows.as_ref().map_or(0, Rows::bytes);
-        Event::Served(Served { part, exchange, bytes, refusal })
+    fn served(&self, part: PartId, exchange: Option<ExchangeId>, refusal: Option<Error>) -> Event {
+        let [bytes, scan_bytes] = [Rows::bytes, Rows::scan_bytes].map(|bytes| self.rows.as_ref().map_or(0, bytes));
+        Event::Served(Served { part, exchange, bytes, scan_bytes, refusal })
     }
 
     /// Does a use whose body is whole, and answers it.
@@ -150,18 +156,19 @@ impl Part {
         let upload = self.uploads.remove(&exchange).expect("it was there");
         let refusal = match self.serve(id, &upload) {
             Ok(answer) => {
+                let body_bytes = answer.bytes();
                 let answered = RowsAnswer {
                     target: Target { epoch, ..header.target },
                     version: Version(self.rows.as_ref().map_or(0, Rows::version)),
-                    body_bytes: header.answer_bytes(),
-                    checksum: header.checksum.is_some() && header.answer_bytes() > 0,
+                    body_bytes,
+                    checksum: header.checksum.is_some() && body_bytes > 0,
                 };
                 send(resources, exchange, answered, answer, block_bytes, say);
                 None
             }
             Err(error) => Some(error),
         };
-        say(self.served(id, exchange, refusal));
+        say(self.served(id, Some(exchange), refusal));
     }
 
     fn serve(&mut self, id: PartId, upload: &Upload) -> Result<Answer> {
@@ -203,18 +210,46 @@ impl Part {
                 counts = rows.shrink(f64::from_bits(decay) as f32, f64::from_bits(min_score) as f32, max_idle);
                 Answer::Counts(counts)
             }
+            (RowAction::Changed, _) => {
+                let begin = Begin::decode(rest)?;
+                Answer::Page(rows.begin_scan(&id.key.into(), *node, begin, header.ids)?)
+            }
+            (RowAction::Page, _) => Answer::Page(rows.next_page(*node, Next::decode(rest), header.ids)?),
+            (RowAction::Restore, None) => {
+                let (marks, numbers) = rest.split_at(ids.len() * RowAction::MARK_BYTES as usize);
+                let mark = |bytes: &[u8; 8]| {
+                    let [touched, score] = [0, 1].map(|half| bytes.as_chunks().0[half]);
+                    SavedMark { touched: u32::from_le_bytes(touched), score: f32::from_le_bytes(score) }
+                };
+                let marks: Vec<SavedMark> = marks.as_chunks().0.iter().map(mark).collect();
+                let numbers: Vec<f32> = numbers.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
+                rows.restore(&ids, step, &marks, &numbers)?;
+                Answer::Nothing
+            }
             (RowAction::Clear, None) => {
                 rows.clear();
                 Answer::Nothing
             }
             (RowAction::Stats, _) => Answer::Counts(rows.counts()),
             (RowAction::Shrink, Some(counts)) => Answer::Counts(counts),
-            (RowAction::Push | RowAction::Clear, Some(_)) => Answer::Nothing,
+            (RowAction::Push | RowAction::Clear | RowAction::Restore, Some(_)) => Answer::Nothing,
         };
         if header.action.changes() && repeated.is_none() {
             self.ledger.insert(*node, Done { round: header.target.round, counts });
         }
         Ok(answer)
+    }
+}
+
+impl Answer {
+    fn bytes(&self) -> u64 {
+        let bytes = match self {
+            Self::Nothing => 0,
+            Self::Numbers(numbers) => 4 * numbers.len(),
+            Self::Counts(counts) => 8 * counts.len(),
+            Self::Page(page) => page.len(),
+        };
+        bytes as u64
     }
 }
 
@@ -236,7 +271,9 @@ impl Upload {
 
     /// The ids, and what follows them.
     fn parsed(&self) -> (Vec<u64>, &[u8]) {
-        let (ids, rest) = self.body.split_at(usize::try_from(8 * self.asked.header.ids).expect("IDS_MAX"));
+        let Header { action, ids, .. } = self.asked.header;
+        let ids = if action.has_ids() { ids } else { 0 };
+        let (ids, rest) = self.body.split_at(usize::try_from(8 * ids).expect("IDS_MAX"));
         (ids.as_chunks().0.iter().map(|bytes| u64::from_le_bytes(*bytes)).collect(), rest)
     }
 }
@@ -281,6 +318,10 @@ fn send(
                     to.as_chunks_mut().0.iter_mut().zip(numbers).for_each(|(to, number)| *to = number.to_le_bytes());
                 });
             }
+        }
+        Answer::Page(page) => {
+            let run = usize::try_from(block_bytes).unwrap_or(usize::MAX).max(1);
+            page.chunks(run).for_each(|bytes| block(bytes.len(), &mut |to| resources.copies.copy(bytes, to)));
         }
         Answer::Counts(counts) => block(8 * counts.len(), &mut |to| {
             to.as_chunks_mut().0.iter_mut().zip(counts).for_each(|(to, count)| *to = count.to_le_bytes());

@@ -200,10 +200,10 @@ fn pulled(rows: &mut Rows, ids: &[u64], trains: bool) -> Vec<f32> {
 }
 
 /// Numbers that follow from a seed.
-struct Random(u64);
+pub(super) struct Random(pub(super) u64);
 
 impl Random {
-    fn below(&mut self, limit: u64) -> u64 {
+    pub(super) fn below(&mut self, limit: u64) -> u64 {
         self.0 = TableSpec::hash_of(self.0);
         self.0 % limit
     }
