@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export PYTHONUTF8 := 1
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test built-for-tests test-rust test-sim test-net test-hostile test-faults test-kills test-churn test-lasting test-soak test-cycles test-models test-python test-transports test-torch-oldest test-frameworks test-tensorflow test-tensorflow-quick test-tensorflow-oldest test-jax test-jax-quick test-jax-oldest static-server test-static lint bench bench-peers deny fuzz fuzz-run fakes gpu-bundle gpu-check issue-cost ptx servers clean
+.PHONY: help demo test built-for-tests test-rust test-sim test-net test-hostile test-faults test-kills test-churn test-lasting test-soak test-cycles test-snapshots test-models test-python test-transports test-torch-oldest test-frameworks test-tensorflow test-tensorflow-quick test-tensorflow-oldest test-jax test-jax-quick test-jax-oldest static-server test-static lint bench bench-peers deny fuzz fuzz-run fakes gpu-bundle gpu-check issue-cost ptx servers clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -39,7 +39,7 @@ test: $(VENV)/requirements ## everything CI runs
 	@$(MAKE) --no-print-directory -j2 --output-sync=line built-for-tests .venv-tensorflow/installed .venv-jax/installed
 	@$(MAKE) --no-print-directory test-rust test-python test-tensorflow-quick test-jax-quick TRANSPORTS_AT_MOST=1
 	@$(call count_skips,$(SKIPS)/rust $(SKIPS)/python)
-	@echo "Left out, each with a target: transports, frameworks, torch-oldest, static, net, hostile, faults, kills, churn, lasting, soak, cycles, models (make test-...), fuzz, gpu-check"
+	@echo "Left out, each with a target: transports, frameworks, torch-oldest, static, net, hostile, faults, kills, churn, lasting, soak, cycles, snapshots, models (make test-...), fuzz, gpu-check"
 
 built-for-tests: lint
 	cargo test --quiet --no-run
@@ -78,6 +78,9 @@ test-soak: ## native threads that share a session, over each transport: ROUNDS=2
 
 test-cycles: $(TESTED) ## workers of an elastic job that are killed, and others that come: CYCLES=50 (a few minutes)
 	ELASTIC_CYCLES=$(or $(CYCLES),50) $(BIN)/python -m pytest -q tests/python/test_elastic_join.py -k again_and_again
+
+test-snapshots: $(TESTED) servers ## a worker that is killed at each step of saving a table, and new servers that load it: KILLS=50 (a few minutes)
+	SNAPSHOT_KILLS=$(or $(KILLS),50) $(BIN)/python -m pytest -q tests/python/test_table_snapshots.py -k killed
 
 # An idle machine, please: the figures are those of the machine. What is wrong or hangs fails on any.
 test-net: ## jobs on every bad network, with a table (30 minutes): SEEDS=1 for a third of it, ONLY=loss,MTU for some

@@ -353,6 +353,8 @@ class Rows:
         """Whether it has ended."""
     def read_rows(self, address: int) -> None:
         """Writes the rows of a pull that has ended well to this address, in the order of the ids."""
+    def pages(self) -> tuple[list[tuple[int, int, int, int]], bytes, bytes, bytes, bytes]:
+        """Of a scan that has ended well: where it stands, and the ids, the marks and the numbers of rows, and the removed ids."""
     def counts(self) -> list[int]:
         """Sums over all servers: rows looked at, rows removed, rows, ids that wait, bytes, ids whose gradients were dropped."""
 
@@ -449,7 +451,9 @@ def wrap_join(settings: dict[str, str], job: str, join: str) -> str:
 def unwrap_join(settings: dict[str, str], job: str, text: str) -> str:
     """The join string that rank 0 of `job` has wrapped."""
 
-def save_checkpoint(session: Session, path: str, keep: int | None, notes: str, timeout: float) -> _Checkpointed:
+def save_checkpoint(
+    session: Session, path: str, keep: int | None, notes: str, tables_apart: bool, timeout: float
+) -> _Checkpointed:
     """Saves the parameters of the job, and waits until they are on the disk."""
 
 def load_checkpoint(
@@ -481,15 +485,21 @@ class SavedCheckpoint:
 
 def use_rows(
     session: Session,
-    asked: tuple[str, str, str, int, tuple[float, float, int], int, float | None],
+    asked: tuple[str, str, str, int, tuple[float, float, int, int], int, float | None],
     ids: tuple[int, int],
     gradients: tuple[int, int],
+    marks: tuple[int, int],
+    scan: tuple[int, bool, list[tuple[int, int, int, int]]],
 ) -> Rows:
     """Starts a use of rows of a table.
 
-    `asked`: the table's name and its text, what to do ("pull", "look", "push", "shrink", "stats" or "clear"), the steps
-    before, of a shrink its decay, its least score and its most idle steps, then the priority and the timeout. `ids` and
-    `gradients` are an address and a number of elements, uint64 and float32, or (0, 0). Both are read during the call.
+    `asked`: the table's name and its text, what to do ("pull", "look", "push", "shrink", "stats", "clear", "changed", "page" or
+    "restore"), the steps before, of a shrink its decay, its least score, its most idle steps and the rows that stay, then the
+    priority and the timeout. `ids` and `gradients` are an address and a number of elements, uint64 and float32, or (0, 0); of a
+    restore, `gradients` are all numbers of the rows, and `marks` is an address of as many uint64 as rows: the step of the last use,
+    and the bits of the score in the highest half. All are read during the call.
+    `scan`: a random number from 1, whether there is state, and where the scan stands, of each part: the first shard, the life, the
+    version and the cursor.
     """
 
 def answer_feedback(session: Session, names: list[str]) -> list[bytes]:
@@ -501,8 +511,8 @@ def answer_feedback(session: Session, names: list[str]) -> list[bytes]:
 def set_answer_feedback(session: Session, given: list[tuple[str, bytes]]) -> None:
     """Gives that back, by the names of tensors, so that the next averages go on with it; the same on all workers."""
 
-def table_text(text: str) -> str:
-    """The text of a table as workers compare it, from one that names its rule and its settings."""
+def table_text(text: str) -> tuple[str, int]:
+    """The text of a table as workers compare it, from one that names its rule and its settings, and all numbers of a row."""
 
 def config_report(arguments: dict[str, str]) -> str: ...
 def step_timeout(arguments: dict[str, str]) -> float:

@@ -10,7 +10,7 @@ dies. It can be loaded by any number of servers, and nothing is changed unless a
 
 Paths are directories below `checkpoint_dir`, a setting of coordinator and servers that all of them share; where it is not
 set, it is the directory in which they were started. Each directory has the checkpoints of one training, `checkpoint-1`,
-`checkpoint-2`, and `latest`, which names the newest whole one.
+`checkpoint-2`, and `latest`, which names the newest whole one. Tables are saved apart: see `gradlane.tables`.
 
 **Lost servers.** With `on_server_loss=restore` the loss of a server is not the end of the job: it forms again, and all workers
 go back to the latest checkpoint.
@@ -86,14 +86,14 @@ class Checkpoint:
 class Saving:
     """A checkpoint that is being saved."""
 
-    def __init__(self, path: str, keep: int | None, notes: str, timeout: float) -> None:
+    def __init__(self, path: str, keep: int | None, notes: str, tables_apart: bool, timeout: float) -> None:
         self._outcome: Checkpoint | BaseException | None = None
         self._path = path
         session = _session.session()
 
         def save() -> None:
             try:
-                self._outcome = _told(_core.save_checkpoint(session, path, keep, notes, timeout))
+                self._outcome = _told(_core.save_checkpoint(session, path, keep, notes, tables_apart, timeout))
             except BaseException as error:  # whoever waits gets it
                 self._outcome = error
 
@@ -134,6 +134,7 @@ def save(
     async_: Literal[False] = ...,
     keep: int | None = ...,
     extra: Any = ...,
+    tables_apart: bool = ...,
     timeout: float = ...,
 ) -> Checkpoint: ...
 @overload
@@ -143,6 +144,7 @@ def save(
     async_: Literal[True],
     keep: int | None = ...,
     extra: Any = ...,
+    tables_apart: bool = ...,
     timeout: float = ...,
 ) -> Saving: ...
 def save(
@@ -151,6 +153,7 @@ def save(
     async_: bool = False,
     keep: int | None = None,
     extra: Any = None,
+    tables_apart: bool = False,
     timeout: float = TIMEOUT,
 ) -> Checkpoint | Saving:
     """Saves all parameters of the job, with all that their rules keep. One worker calls it, for all.
@@ -163,18 +166,22 @@ def save(
         async_: True to return at once; the handle tells when the checkpoint is whole.
         keep: how many checkpoints stay in the directory; the oldest ones go once the new one is whole. None keeps all.
         extra: what `load` gives back, such as the epoch: anything that JSON can say, at most 64 KiB.
+        tables_apart: whether the job may have tables. The checkpoint has nothing of them: save each by its own `Table.save`, and
+            note in `extra` which snapshot belongs to this checkpoint.
         timeout: seconds.
     Raises:
         InvalidArgumentError: the path leads out of `checkpoint_dir`, or another argument is not what it should be.
-        FailedPreconditionError: another worker saves or loads, a parameter has no value, or the directory has
-            checkpoints of another training, which was not loaded first.
+        FailedPreconditionError: another worker saves or loads, a parameter has no value, the job has a table, or the directory
+            has checkpoints of another training, which was not loaded first.
         ResourceExhaustedError: a server has no memory for values that change while they are written.
         UnavailableError: the disk is full, or a file cannot be written. What was saved before stays.
         TimeoutError: it took too long. What was saved before stays.
     """
     if keep is not None and (not isinstance(keep, int) or isinstance(keep, bool) or keep < 1):
         raise InvalidArgumentError(f"keep={keep!r}; give a number of checkpoints, at least 1, or None for all")
-    saving = Saving(_path(path), keep, _notes(extra), _seconds(timeout))
+    if not isinstance(tables_apart, bool):
+        raise InvalidArgumentError(f"tables_apart={tables_apart!r}; give True or False")
+    saving = Saving(_path(path), keep, _notes(extra), tables_apart, _seconds(timeout))
     return saving if async_ else saving.wait()
 
 
@@ -302,17 +309,27 @@ class Saver:
         saver.close()
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, every: int, keep: int | None = None, timeout: float = TIMEOUT) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        every: int,
+        keep: int | None = None,
+        tables_apart: bool = False,
+        timeout: float = TIMEOUT,
+    ) -> None:
         """
         Args:
             path: as for `save`.
             every: after how many calls of `step` a checkpoint is saved.
             keep: as for `save`.
+            tables_apart: as for `save`.
             timeout: seconds for one save.
         """
         if not isinstance(every, int) or isinstance(every, bool) or every < 1:
             raise InvalidArgumentError(f"every={every!r}; give a number of steps, at least 1")
-        self._arguments: dict[str, Any] = {"path": _path(path), "keep": keep, "timeout": _seconds(timeout)}
+        self._arguments: dict[str, Any] = {"path": _path(path), "keep": keep, "tables_apart": tables_apart}
+        self._arguments["timeout"] = _seconds(timeout)
         self._every = every
         self._calls = 0
         self._saving: Saving | None = None

@@ -32,6 +32,7 @@ __all__ = [
     "FailedPreconditionError",
     "FencedError",
     "ForkedProcessError",
+    "FullResyncNeededError",
     "IncompatibleError",
     "InternalError",
     "InvalidArgumentError",
@@ -165,6 +166,20 @@ class DuplicateRankError(Error):
     """Two processes want one rank."""
 
     code = "AlreadyExists"
+
+
+class FullResyncNeededError(FailedPreconditionError):
+    """What has changed in a table since a version is not known any more. Read all of it, or save a full snapshot.
+
+    Attributes:
+        tensor: the table.
+        why: why: too many rows were removed since, the table was cleared, or other servers keep it.
+    """
+
+    def __init__(self, message: str, **fields: Any) -> None:
+        super().__init__(message, **fields)
+        self.tensor: str | None = fields.get("tensor")
+        self.why: str | None = fields.get("why")
 
 
 class NotFoundError(Error):

@@ -27,26 +27,54 @@ The rows are spread over all servers. All workers make the table with the same a
 a `MismatchError`. Rules that follow the steps of the training, such as Adam, take the steps that `push` is told; without
 them, a worker's own pushes count.
 
-In a job of one worker without servers, the worker keeps the rows itself. Tables are in no checkpoint: `checkpoint.save` refuses
-a job that has one, and where a job forms again, its tables begin anew. If a server is lost, a job with tables ends, or fails with
-a `StateLostError` under `on_server_loss=restore`, as one with parameters.
+In a job of one worker without servers, the worker keeps the rows itself.
+
+**Changes.** `changed` reads the rows that were changed since a version, and the ids that were removed: a reader who follows a
+table gets each change, and nothing else. Each part of a table is read as it is at one moment, whatever is pushed meanwhile.
+
+**Snapshots.** One worker saves a table to its own disk, and one loads it, with any number of servers:
+
+    table.save("runs/a/items")                # all rows, with what the rule keeps of them
+    table.save("runs/a/items", delta=True)    # what has changed since the snapshot before
+    table.load("runs/a/items")
+
+A snapshot is whole or not there. Tables are in no checkpoint: `checkpoint.save` takes the parameters of a job with tables if it is
+told `tables_apart=True`. If a server is lost, a job with tables ends, or, with `on_server_loss=restore`, fails with a
+`StateLostError` and forms again; its tables begin anew then, so `train` loads them:
+
+    def train():
+        table = Table("items", 16, rule=rules.Adagrad(lr=0.1))
+        found = gl.checkpoint.resume("runs/a/net")
+        if gl.rank() == 0 and found:
+            table.load("runs/a/items", snapshot=found.extra["items"])
+        gl.barrier("items are there")
+        ...
+        if gl.rank() == 0 and step % 100 == 0:
+            items = table.save("runs/a/items")
+            gl.checkpoint.save("runs/a/net", extra={"step": step, "items": items.number}, tables_apart=True)
+
+    gl.checkpoint.run(train)
 """
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar
 
 from gradlane import _core, _session, modes, rules
 from gradlane._arguments import check_name, check_priority, check_timeout
 from gradlane._buffers import Buffer
+from gradlane._table_changes import Changed, RowState, TableVersion, joined, pages
+from gradlane._table_files import Snapshot, load, save
+from gradlane._table_files import export as _export
 from gradlane.errors import InvalidArgumentError
 from gradlane.parameters import located_argument
 
-__all__ = ["Counts", "Pending", "Table"]
+__all__ = ["Changed", "Counts", "Pending", "RowState", "Snapshot", "Table", "TableVersion", "export"]
 
 T = TypeVar("T")
 
@@ -158,7 +186,7 @@ class Table:
         text = rules.text_of(rule)
         if text is None:
             raise InvalidArgumentError("rule=None; a table needs a rule, such as rules.SGD(lr=0.1)")
-        self._text = _core.table_text(f"{text};{said}")
+        self._text, self._row_len = _core.table_text(f"{text};{said}")
         self.waits = not isinstance(mode, modes.Async)
         """Whether workers wait for each other, so that each pushes at each step, if only no ids."""
         self._pushes = 0
@@ -278,6 +306,100 @@ class Table:
         """Remove all rows."""
         self._begin("clear", None, None, self._pushes, 0, timeout).wait(timeout)
 
+    def changed(self, since: TableVersion | None = None, *, state: bool = False, timeout: float | None = None) -> Changed:
+        """Read the rows that were changed since a version, and the ids that were removed since then.
+
+        A pull that makes a row changes it, and so do pushes and `load`. Each change is delivered, and what is read of a part of the
+        table is one moment, whatever others push meanwhile. Meanwhile servers may need as much memory again as the table takes.
+        One worker reads a table once at a time.
+
+        Args:
+            since: the `version` of an earlier call, of a save, or of a load; None for all rows.
+            state: whether what is kept of the rows beside their values is read too.
+            timeout: seconds for all of it; the job's step timeout bounds each page.
+        Raises:
+            FullResyncNeededError: what has changed since then is not known any more: more than 65,536 ids and a quarter of the
+                rows were removed since, the table was cleared or loaded, or other servers keep it. Read everything.
+            InvalidArgumentError: `since` is none, or is of the future.
+            ResourceExhaustedError: a server has no memory to keep the rows as they are meanwhile.
+            UnsupportedError: NumPy is not installed.
+            MismatchError: as `pull`.
+        """
+        return joined(list(self.changed_pages(since, state=state, timeout=timeout)))
+
+    def changed_pages(
+        self, since: TableVersion | None = None, *, state: bool = False, timeout: float | None = None
+    ) -> Iterator[Changed]:
+        """Like `changed`, page by page: of each server some of its rows at a time, up to 64 MiB from all together.
+
+        All pages have the same version and are of the same moment. The first comes also if nothing has changed. Whoever stops
+        earlier closes the iterator, so that servers need not keep the rows.
+        """
+        check_timeout(timeout)
+
+        def begin(action: str, scan: tuple[int, bool, list[tuple[int, int, int, int]]], left: float | None) -> _core.Rows:
+            return self._begin(action, None, None, 0, 0, left, scan=scan)
+
+        return pages(begin, since, (self.dim, self._row_len), state, timeout)
+
+    def save(
+        self, path: str | os.PathLike[str], *, delta: bool = False, keep: int | None = None, timeout: float | None = None
+    ) -> Snapshot:
+        """Save the table to files on the disk of this worker. One worker calls it, for all.
+
+        All rows are saved with all that is kept of them, and each part of the table is of one moment. Pushes go on meanwhile. The
+        scores and last uses in a delta are those of the rows that it has: of other rows they may have changed since by a shrink
+        or a pull.
+
+        Args:
+            path: the directory of the snapshots of this table alone. It is made if it is not there.
+            delta: whether to save only what has changed since the latest snapshot there, which is its base.
+            keep: how many snapshots stay there, beside those on which they are based; the oldest ones go. None keeps all.
+            timeout: seconds for reading the table.
+        Raises:
+            FullResyncNeededError: of a delta: what has changed since its base is not known any more, because the table was
+                loaded or cleared, or the servers are others. A full snapshot is due.
+            FailedPreconditionError: of a delta: there is no snapshot of this table. Or another table is saved there.
+            UnavailableError: the disk is full, or a file cannot be written. What was saved before stays.
+            ResourceExhaustedError: as `changed`.
+            UnsupportedError: NumPy is not installed.
+        """
+        return save(self, path, delta, keep, timeout)
+
+    def load(self, path: str | os.PathLike[str], *, snapshot: int | None = None, timeout: float | None = None) -> Snapshot:
+        """Load a snapshot, with the one on which it is based. One worker calls it, while no other uses the table.
+
+        All files are read and checked first; if anything is wrong, nothing is changed. Then all rows that are there are removed,
+        and those of the snapshot put back, whether the table would admit them or not. A table that is full refuses, or lets rows
+        go. It works with any number of servers. The next save is a full one.
+
+        Args:
+            path: the directory to which the snapshots were saved.
+            snapshot: the number of one of them; None for the latest.
+            timeout: seconds for each use that it makes.
+        Raises:
+            NotFoundError: no snapshot is there, or one on which it is based is missing; it is named.
+            CorruptCheckpointError: a file is not what it was, or a base is another one; it is named.
+            IncompatibleError: the files have the form of another version.
+            FailedPreconditionError: it is a snapshot of another table, or of one with other arguments; or the table is full.
+            UnsupportedError: NumPy is not installed.
+        """
+        return load(self, path, snapshot, timeout)
+
+    def _restore(self, ids: Any, marks: Any, numbers: Any, *, timeout: float | None) -> None:
+        """Puts rows back: int64 [n], 8 bytes each, and float32 [n, row_len]; contiguous arrays of NumPy."""
+        place, _ = _ids_of(ids)
+        if place is None:
+            return
+        of_numbers = _floats("numbers", numbers, (len(ids), self._row_len), writable=False)
+        of_marks = (int(marks.ctypes.data), len(ids))
+        self._begin("restore", place, of_numbers, 0, 0, timeout, marks=of_marks).wait(timeout)
+
+    def _go_on_from(self, step: int) -> None:
+        """The table was used in this step of a training before."""
+        with self._counting:
+            self._pushes = min(max(self._pushes, step + 1), _STEP_MAX)
+
     def _read(self, action: str, ids: Any, out: Any, priority: int, timeout: float | None) -> Pending[Any]:
         place, shape = _ids_of(ids)
         shape = (*shape, self.dim)
@@ -307,13 +429,38 @@ class Table:
         priority: int,
         timeout: float | None,
         bounds: tuple[float, float, int, int] | None = None,
+        marks: tuple[int, int] = (0, 0),
+        scan: tuple[int, bool, list[tuple[int, int, int, int]]] = (0, False, []),
     ) -> _core.Rows:
         check_timeout(timeout)
-        if isinstance(step, bool) or not isinstance(step, int) or not 0 <= step < 1 << 48:
-            raise InvalidArgumentError(f"step={step!r}; give the steps before this one, from 0")
+        if isinstance(step, bool) or not isinstance(step, int) or not 0 <= step <= _STEP_MAX:
+            raise InvalidArgumentError(f"step={step!r}; give the steps before this one, from 0 to {_STEP_MAX}")
         asked = (self.name, self._text, action, step, bounds or _KEEP, check_priority(priority), timeout)
         ids_at, gradients_at = ((0, 0) if place is None else (place.address, place.len) for place in (ids, gradients))
-        return _core.use_rows(_session.session(), asked, ids_at, gradients_at)
+        return _core.use_rows(_session.session(), asked, ids_at, gradients_at, marks, scan)
+
+
+def export(path: str | os.PathLike[str], file: str | os.PathLike[str], *, snapshot: int | None = None) -> None:
+    """Writes the values of a snapshot to one file, which needs no job: a full one, or a delta with all that it is based on.
+
+    The rows are in the order of their ids. All of the table is in memory meanwhile.
+
+    Args:
+        path: the directory to which the snapshots were saved.
+        file: what to write; its end says the form: `.safetensors` (arrays `ids` and `rows`), `.parquet` or `.arrow` (columns `id`
+            and `row`, a list of float32). It is replaced when all of it is on the disk.
+        snapshot: the number of one of them; None for the latest.
+    Raises:
+        NotFoundError, CorruptCheckpointError, IncompatibleError: as `Table.load`.
+        InvalidArgumentError: the name ends otherwise.
+        UnsupportedError: NumPy is not installed, or pyarrow, which the forms `.parquet` and `.arrow` need.
+        UnavailableError: the file cannot be written.
+    """
+    _export(path, file, snapshot)
+
+
+_STEP_MAX = (1 << 32) - 2
+"""The last step of a training that uses tables."""
 
 
 def _turns(mode: object) -> dict[str, Any]:

@@ -31,9 +31,11 @@ fn save_checkpoint(
     path: String,
     keep: Option<u32>,
     notes: String,
+    tables_apart: bool,
     timeout: f64,
 ) -> PyResult<Told> {
-    ask(py, session, Ok(CheckpointAsk::Save(SaveAsk { path, keep, notes, wait: duration(timeout) })))
+    let ask_to_save = SaveAsk { path, keep, notes, tables_apart, wait: duration(timeout) };
+    ask(py, session, Ok(CheckpointAsk::Save(ask_to_save)))
 }
 
 /// Loads them. `missing` is `error`, `init` or `zero`; `what` says whether the checkpoint may have more tensors, whether what the rules keep is

@@ -3,10 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use gradlane_core::engine::{RowsHandle, RowsUse};
-use gradlane_core::types::{Effect, Priority, RowAction, ShrinkBounds, TableSpec, TensorSpec};
+use gradlane_core::engine::{RowsHandle, RowsUse, Scan};
+use gradlane_core::types::{Effect, Priority, RowAction, ScanPoint, ShrinkBounds, TableSpec, TensorSpec};
 use gradlane_core::{Error, Result};
 use pyo3::prelude::*;
+use pyo3::types::PyBytes;
 
 use crate::errors;
 use crate::own_process::Own;
@@ -26,20 +27,28 @@ struct Kept {
 /// timeout.
 type Asked = (String, String, String, u64, (f64, f64, u64, u64), i32, Option<f64>);
 
-/// The text of a table as workers compare it.
+/// The text of a table as workers compare it, and how many numbers a row has with what its rule keeps.
 ///
 /// # Errors
 /// As [`TableSpec::from_str`](std::str::FromStr::from_str).
 #[pyfunction]
-pub(crate) fn table_text(py: Python<'_>, text: &str) -> PyResult<String> {
+pub(crate) fn table_text(py: Python<'_>, text: &str) -> PyResult<(String, u64)> {
     let spec = text.parse::<TableSpec>().map_err(|error| errors::raise(py, &error))?;
-    Ok(spec.to_string())
+    Ok((spec.to_string(), spec.row_len()))
 }
 
 /// Numbers in memory that the caller keeps for the call: their address, and how many there are.
 type Numbers = (usize, usize);
 
-/// Begins a use of a table. At one address are the ids, u64, and at another one, of a push, a gradient for each, f32.
+/// Where a scan of each part stands: the first shard, the life, the version and the cursor.
+type Points = Vec<(u32, u64, u64, u64)>;
+
+/// The pages of a scan: where it stands, and the bytes of the ids, of what is known of rows beside their numbers, of their numbers, and of the
+/// ids that were removed.
+type Paged<'py> = (Points, Bound<'py, PyBytes>, Bound<'py, PyBytes>, Bound<'py, PyBytes>, Bound<'py, PyBytes>);
+
+/// Begins a use of a table. At one address are the ids, u64; at another one, of a push, a gradient for each, f32, or, of a restore, all numbers
+/// of each row; and of a restore at a third one its mark, u64. `scan` has the life, whether there is state, and where the scan stands.
 #[pyfunction]
 #[expect(unsafe_code, reason = "Python gives addresses")]
 pub(crate) fn use_rows(
@@ -48,11 +57,17 @@ pub(crate) fn use_rows(
     asked: Asked,
     ids: Numbers,
     gradients: Numbers,
+    marks: Numbers,
+    scan: (u64, bool, Points),
 ) -> PyResult<Rows> {
     let session = Arc::clone(&session.0.get(py)?.inner);
     // SAFETY: the caller has found the memory of arrays of these types, which it keeps during the call.
-    let (ids, gradients) = unsafe { (numbers::<u64>(ids), numbers::<f32>(gradients)) };
-    let begun = py.detach(|| begin(&session, asked, ids, gradients));
+    let (ids, gradients, marks) = unsafe { (numbers::<u64>(ids), numbers::<f32>(gradients), numbers::<u64>(marks)) };
+    let (life, with_state, points) = scan;
+    let point = |(first, life, version, cursor)| ScanPoint { first, life, version, cursor };
+    let points: Vec<ScanPoint> = points.into_iter().map(point).collect();
+    let scan = Scan { life, with_state, points: &points };
+    let begun = py.detach(|| begin(&session, asked, ids, (gradients, marks), scan));
     begun.map_err(|error| errors::raise(py, &error))
 }
 
@@ -69,7 +84,13 @@ unsafe fn numbers<'a, T>((address, len): Numbers) -> &'a [T] {
     unsafe { std::slice::from_raw_parts(std::ptr::with_exposed_provenance(address), len) }
 }
 
-fn begin(session: &gradlane_session::Session, asked: Asked, ids: &[u64], gradients: &[f32]) -> Result<Rows> {
+fn begin(
+    session: &gradlane_session::Session,
+    asked: Asked,
+    ids: &[u64],
+    (gradients, marks): (&[f32], &[u64]),
+    scan: Scan<'_>,
+) -> Result<Rows> {
     let (name, spec, action, step, (decay, min_score, max_idle, floor), priority, timeout) = asked;
     let spec: TableSpec = spec.parse()?;
     let found = RowAction::ALL.into_iter().find(|of| of.to_string() == action);
@@ -80,6 +101,8 @@ fn begin(session: &gradlane_session::Session, asked: Asked, ids: &[u64], gradien
         step,
         ids,
         gradients,
+        marks,
+        scan,
         bounds: ShrinkBounds { decay, min_score, max_idle, floor },
         priority: Priority(priority),
         timeout: timeout.map(duration),
@@ -119,6 +142,17 @@ impl Rows {
             py.detach(|| rows.read_rows(out));
         }
         Ok(())
+    }
+
+    /// The pages of a scan that has ended well.
+    fn pages<'py>(&self, py: Python<'py>) -> PyResult<Paged<'py>> {
+        let kept = self.0.get(py)?;
+        let pages = py.detach(|| kept.rows.pages()).map_err(|error| errors::raise(py, &error))?;
+        let point = |point: &ScanPoint| (point.first, point.life, point.version, point.cursor);
+        let points = pages.points.iter().map(point).collect();
+        let [ids, marks, numbers, gone] =
+            [&pages.ids, &pages.marks, &pages.numbers, &pages.gone].map(|bytes| PyBytes::new(py, bytes));
+        Ok((points, ids, marks, numbers, gone))
     }
 
     /// What all servers together have counted: rows that were looked at, rows that were removed, rows, ids that wait, bytes, and ids whose

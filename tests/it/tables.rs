@@ -1,13 +1,14 @@
 //! Tables: what workers do to rows is there for all, once, whatever links do meanwhile.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 
 use gradlane_core::Error;
-use gradlane_core::engine::{Engine, RowCounts, RowsUse};
+use gradlane_core::engine::{Engine, RowCounts, RowsUse, Scan};
 use gradlane_core::error::Result;
-use gradlane_core::types::{Priority, RowAction, ShrinkBounds, TensorSpec};
+use gradlane_core::types::{Priority, RowAction, ScanPoint, ShrinkBounds, TensorSpec};
 use gradlane_tests::cluster::{Cluster, PATIENCE, all};
 use gradlane_tests::matrix;
 use gradlane_tests::over::Over;
@@ -22,6 +23,8 @@ matrix! {
     [over_shm, over_quic]:
         a_push_is_done_once_though_links_are_cut_again_and_again,
         a_damaged_push_changes_nothing,
+        who_follows_a_table_misses_nothing_though_links_are_cut_and_others_push,
+        rows_are_put_back_once_though_links_are_cut,
         counts_are_told_once_though_links_are_cut;
 }
 
@@ -83,6 +86,92 @@ fn a_damaged_push_changes_nothing(over: Over) {
     assert_eq!(rows(engine, RowAction::Look, &[1, 2]).unwrap(), before);
 }
 
+fn who_follows_a_table_misses_nothing_though_links_are_cut_and_others_push(over: Over) {
+    let cut = |push| if push % 7 == 0 { Fate::Cut } else { Fate::Stay };
+    let cluster = Cluster::tapped(over, 2, 1, &[], |transport| Arc::new(Tap::new(transport, cut)));
+    let ids: Vec<u64> = (0..1500).collect();
+    let push_all = |engine: &Engine| push_wide(engine, &ids).unwrap();
+    push_all(&cluster.workers[0]);
+    let mut copy = BTreeMap::new();
+    all(&cluster.workers, |engine| {
+        if engine.rank().0 == 1 {
+            (0..10).for_each(|_| push_all(engine));
+            return BTreeMap::new();
+        }
+        let (mut copy, mut since) = (BTreeMap::new(), Vec::new());
+        for _ in 0..5 {
+            let (pages, at) = followed(engine, &since, &mut copy);
+            assert!(pages > 1, "more rows than one page of each part holds");
+            // One moment of each part: all of its rows had as many pushes.
+            let moments: BTreeSet<u32> = copy.values().copied().collect();
+            assert!(moments.len() <= at.len(), "{moments:?} of {} parts", at.len());
+            since = at;
+            push_all(engine);
+        }
+        followed(engine, &since, &mut copy);
+        copy
+    })
+    .into_iter()
+    .for_each(|of_worker| copy.extend(of_worker));
+    let (_, since) = followed(&cluster.workers[0], &[], &mut copy);
+    assert!(copy.len() == ids.len() && copy.values().all(|value| *value == (-16_f32).to_bits()));
+    let (pages, _) = followed(&cluster.workers[0], &since, &mut BTreeMap::new());
+    assert_eq!(pages, 1, "nothing has changed");
+}
+
+fn rows_are_put_back_once_though_links_are_cut(over: Over) {
+    let cut = |push| if push % 3 == 0 { Fate::Cut } else { Fate::Stay };
+    let cluster = Cluster::tapped(over, 1, 2, &[], |transport| Arc::new(Tap::new(transport, cut)));
+    let engine = &cluster.workers[0];
+    for turn in 0..10_u64 {
+        let ids: Vec<u64> = (0..100).collect();
+        let gone = f32::NAN.to_bits();
+        let marks: Vec<u64> = ids.iter().map(|id| if *id < turn { u64::from(gone) << 32 } else { 0 }).collect();
+        let numbers = vec![turn as f32; 300];
+        let restore = RowsUse { gradients: &numbers, marks: &marks, ..used(RowAction::Restore, &ids) };
+        engine.use_rows(restore).unwrap().handle().wait(Some(PATIENCE)).unwrap();
+        push(engine, &ids, &[1.0; 300]).unwrap();
+        let found = rows(engine, RowAction::Look, &ids[turn as usize..]).unwrap();
+        assert!(found.iter().all(|value| *value == turn as f32 - 1.0), "turn {turn}: {}", found[0]);
+    }
+}
+
+/// Reads what has changed since then, and notes the bits of the first number of each row. Returns how many pages came from each part at most.
+fn followed(engine: &Engine, since: &[ScanPoint], copy: &mut BTreeMap<u64, u32>) -> (u32, Vec<ScanPoint>) {
+    let (mut action, mut points, mut pages) = (RowAction::Changed, since.to_vec(), 0);
+    loop {
+        let scan = Scan { life: 5, with_state: true, points: &points };
+        let begun = engine.use_rows(RowsUse { scan, tensor: wide(), ..used(action, &[]) }).unwrap();
+        begun.handle().wait(Some(PATIENCE)).unwrap();
+        let came = begun.pages().unwrap();
+        let words =
+            |bytes: &[u8]| -> Vec<u32> { bytes.as_chunks().0.iter().map(|word| u32::from_le_bytes(*word)).collect() };
+        for (id, numbers) in came.ids.as_chunks().0.iter().zip(words(&came.numbers).chunks_exact(512)) {
+            copy.insert(u64::from_le_bytes(*id), numbers[0]);
+        }
+        pages += 1;
+        (action, points) = (RowAction::Page, came.points);
+        if points.iter().all(|point| point.cursor == 0) {
+            break;
+        }
+    }
+    let scan = Scan { life: 5, with_state: true, points: &[] };
+    let ended = engine.use_rows(RowsUse { scan, tensor: wide(), ..used(RowAction::Page, &[]) }).unwrap();
+    ended.handle().wait(Some(PATIENCE)).unwrap();
+    (pages, points)
+}
+
+fn push_wide(engine: &Engine, ids: &[u64]) -> Result<()> {
+    let gradients = vec![1.0; 256 * ids.len()];
+    let begun = engine.use_rows(RowsUse { gradients: &gradients, tensor: wide(), ..used(RowAction::Push, ids) })?;
+    begun.handle().wait(Some(PATIENCE))
+}
+
+/// Rows of more than a page of each part, each with as many numbers of the rule as values; a push of 1 subtracts 1.
+fn wide() -> TensorSpec {
+    TensorSpec::table("wide", "sgd:lr=1,momentum=1e-30;dim=256".parse().unwrap())
+}
+
 fn counts_are_told_once_though_links_are_cut(over: Over) {
     let cut = |push| if push % 3 == 0 { Fate::Cut } else { Fate::Stay };
     let cluster = Cluster::tapped(over, 1, 2, &[], |transport| Arc::new(Tap::new(transport, cut)));
@@ -123,6 +212,8 @@ fn used(action: RowAction, ids: &[u64]) -> RowsUse<'_> {
         step: 0,
         ids,
         gradients: &[],
+        marks: &[],
+        scan: Scan::default(),
         bounds: ShrinkBounds::KEEP,
         priority: Priority::default(),
         timeout: None,

@@ -35,6 +35,7 @@ NOT_BY_A_CALL = {
     errors.ChecksumError: "needs a fault of the memory: tests/it",
     errors.NotFiniteError: "needs a job that looks for it: test_nan_check.py",
     errors.RootLostError: "needs a worker that was lost: test_launch.py",
+    errors.FullResyncNeededError: "needs a table that was cleared: test_table_changes.py",
     errors.StateLostError: "needs a server that dies: test_restore.py",
     errors.QuorumLostError: "needs workers that were lost: test_elastic_hold.py",
     errors.DeviceError: "needs a device that fails: tests/it/devices.rs",

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use gradlane_core::engine::{Engine, RowsHandle, RowsUse};
+use gradlane_core::engine::{Engine, RowsHandle, RowsUse, Scan};
 use gradlane_core::types::{Priority, RowAction, ShrinkBounds, TableSpec, TensorSpec};
 
 use super::Contender;
@@ -61,6 +61,8 @@ pub(super) fn use_of<'a>(spec: TableSpec, action: RowAction, ids: &'a [u64], gra
         step: 0,
         ids,
         gradients,
+        marks: &[],
+        scan: Scan::default(),
         bounds: ShrinkBounds::KEEP,
         priority: Priority::default(),
         timeout: None,

@@ -73,6 +73,7 @@ mod local_finite;
 mod names;
 mod patience;
 mod rows;
+mod scans;
 
 pub use asked::{ParameterUse, Submission};
 pub use batch::{Batch, BatchSubmission, Member};
@@ -86,5 +87,6 @@ pub use local_finite::FiniteCheck;
 pub use memory::Memory;
 pub use metrics::Metrics;
 pub use rows::{RowCounts, RowsHandle, RowsUse};
+pub use scans::{Pages, Scan};
 pub use shared::ChangeLog;
 pub use trace::{Thread, Timeline};

@@ -8,6 +8,7 @@ use hashbrown::HashTable;
 use super::asked::Asked;
 use super::driver::Engine;
 use super::handle::Handle;
+use super::scans::{PageOf, Pages, Scan};
 use super::submit::HERE_BYTES_MAX;
 use crate::codec::RowCodec;
 use crate::error::{Error, Result};
@@ -32,8 +33,13 @@ pub struct RowsUse<'a> {
     pub step: u64,
     /// The ids, in any order, and as often as wanted; none for actions without ids.
     pub ids: &'a [u64],
-    /// Of a push: a gradient of a row for each id, one after the other.
+    /// Of a push: a gradient of a row for each id, one after the other. Of a restore: all numbers of each row.
     pub gradients: &'a [f32],
+    /// Of a restore, for each id, which comes once: the step of its last use (the lowest 32 bits), and the bits of its score as f32; a score of
+    /// NaN removes the row.
+    pub marks: &'a [u64],
+    /// Of a scan: what it asks for.
+    pub scan: Scan<'a>,
     /// Of a shrink: the factor of the scores, the least score that is kept, and after how many steps without a use a row goes.
     pub bounds: ShrinkBounds,
     /// How urgent.
@@ -51,6 +57,10 @@ pub struct RowsHandle {
     dim: usize,
     codec: RowCodec,
     counts: usize,
+    /// Of a scan: the page of each part, of what table, and whether it has state.
+    pages: Vec<PageOf>,
+    table: TableSpec,
+    with_state: bool,
 }
 
 /// What servers count in a table.
@@ -76,6 +86,7 @@ struct Packed {
     cuts: Vec<RowsCut>,
     places: Vec<u32>,
     answer_bytes: usize,
+    pages: Vec<PageOf>,
 }
 
 impl Engine {
@@ -102,10 +113,10 @@ impl Engine {
         let (parts, codec) =
             (self.parts_of_table(&asked.tensor, asked.timeout)?, RowCodec::of(&spec, self.shared.wire.kernels));
         let packed = asked.packed(&spec, &parts, codec, |bytes| self.shared.wire.lease(bytes as u64, false))?;
-        let Packed { body, cuts, places, answer_bytes } = packed;
+        let Packed { body, cuts, places, answer_bytes, pages } = packed;
         let source = Arc::new(Staging::new(body));
         let answer = Arc::new(Staging::new(self.shared.wire.lease(answer_bytes as u64, false)));
-        let RowsUse { tensor, action, priority, timeout, .. } = asked;
+        let RowsUse { tensor, action, priority, timeout, scan: Scan { with_state, .. }, .. } = asked;
         let counts = if action.has_ids() { 0 } else { cuts.len() };
         let begun = Asked {
             tensor,
@@ -122,7 +133,8 @@ impl Engine {
             then(id);
         };
         let handle = self.submit(begun, HERE_BYTES_MAX, &|| {}, ended)?;
-        Ok(RowsHandle { handle, answer, places, dim: usize::try_from(spec.dim).expect("a few"), codec, counts })
+        let dim = usize::try_from(spec.dim).expect("a few");
+        Ok(RowsHandle { handle, answer, places, dim, codec, counts, pages, table: spec, with_state })
     }
 
     /// The parts of a table with their shards. Declares it, if this worker has not done so.
@@ -154,7 +166,7 @@ impl RowsUse<'_> {
         let part = PartId { key: self.tensor.key(), index: 0 };
         let codec = RowCodec::of(&spec, Kernels::detect());
         let packed = self.packed(&spec, &[(part, Shards::ALL)], codec, |bytes| Pool::new().lease(bytes))?;
-        let Packed { body, cuts, places, answer_bytes } = packed;
+        let Packed { body, cuts, places, answer_bytes, pages } = packed;
         let header = Rows {
             target: Target { epoch: Epoch::default(), part, round: Round(id) },
             action: self.action,
@@ -168,14 +180,15 @@ impl RowsUse<'_> {
         let (mut answer, copies) = (Pool::new().lease(answer_bytes), Copies::default());
         let used = serve(&header, &body).map(|(version, bytes)| {
             if let Some(bytes) = bytes {
-                copies.copy(&bytes, &mut answer);
+                copies.copy(&bytes, &mut answer[..bytes.len()]);
             }
             Effect::accepted(version)
         });
         let counts = if self.action.has_ids() { 0 } else { 1 };
         let dim = usize::try_from(spec.dim).expect("a few");
         let (handle, answer) = (Handle::used(id, used), Arc::new(Staging::new(answer)));
-        Ok(RowsHandle { handle, answer, places, dim, codec, counts })
+        let with_state = self.scan.with_state;
+        Ok(RowsHandle { handle, answer, places, dim, codec, counts, pages, table: spec, with_state })
     }
 
     fn check(&self, spec: &TableSpec, rank: &str) -> Result<()> {
@@ -187,12 +200,31 @@ impl RowsUse<'_> {
                 &format!("use at most {} ids at a time", TableSpec::IDS_MAX),
             );
         }
-        let numbers = if self.action == RowAction::Push { self.ids.len() as u64 * spec.dim } else { 0 };
-        if self.gradients.len() as u64 != numbers {
+        if self.step > Rows::STEP_MAX {
             return invalid(
-                format!("table {name}: gradients of {} numbers for {} ids", self.gradients.len(), self.ids.len()),
-                &format!("give {} numbers for each id", spec.dim),
+                format!("table {name}: step {}", self.step),
+                &format!("count the steps of the training from 0 to {}", Rows::STEP_MAX),
             );
+        }
+        let (of_row, marks) = match self.action {
+            RowAction::Push => (spec.dim, 0),
+            RowAction::Restore => (spec.row_len(), self.ids.len()),
+            _ => (0, 0),
+        };
+        if self.gradients.len() as u64 != self.ids.len() as u64 * of_row || self.marks.len() != marks {
+            let (numbers, ids) = (self.gradients.len(), self.ids.len());
+            return invalid(
+                format!(
+                    "table {name}: {} of {numbers} numbers and {} marks for {ids} ids",
+                    self.action,
+                    self.marks.len()
+                ),
+                &format!("give {of_row} numbers for each id, and {marks} marks"),
+            );
+        }
+        let score = |mark: &u64| f32::from_bits((mark >> 32) as u32);
+        if let Some(score) = self.marks.iter().map(score).find(|score| *score < 0.0 || score.is_infinite()) {
+            return invalid(format!("table {name}: a row with a score of {score}"), "give scores from 0 on");
         }
         let ShrinkBounds { decay, min_score, .. } = self.bounds;
         if !(0.0..=1.0).contains(&decay) || !min_score.is_finite() {
@@ -201,7 +233,7 @@ impl RowsUse<'_> {
                 "give a decay from 0 to 1, and a finite score",
             );
         }
-        if self.gradients.iter().any(|number| !number.is_finite()) {
+        if self.action == RowAction::Push && self.gradients.iter().any(|number| !number.is_finite()) {
             let tensor = name.clone().into();
             return Err(Error::NotFinite { tensor, round: Round(self.step), from: rank.to_owned() });
         }
@@ -217,6 +249,15 @@ impl RowsUse<'_> {
         lease: impl FnOnce(usize) -> Lease,
     ) -> Result<Packed> {
         let Distinct { ids, places: of_asked } = Distinct::of(self.ids);
+        if self.action == RowAction::Restore && ids.len() < self.ids.len() {
+            let name = &self.tensor.name;
+            return Err(Error::InvalidArgument {
+                what: format!("table {name}: a restore of {} ids, of which {} are others", self.ids.len(), ids.len()),
+                hint: "give each id once".to_owned(),
+            });
+        }
+        let scans = self.action.scans();
+        let bodies = if scans { self.scan.bodies(self.action, &self.tensor.name, parts)? } else { Vec::new() };
         let mut part_of_shard = [0_u16; TableSpec::SHARDS as usize];
         for (index, (_, Shards { first, count })) in parts.iter().enumerate() {
             let shards = *first as usize..(*first + *count) as usize;
@@ -225,31 +266,50 @@ impl RowsUse<'_> {
         let part_of = |id: u64| usize::from(part_of_shard[TableSpec::shard_of(id) as usize]);
         let mut counts = vec![0_u64; parts.len()];
         ids.iter().for_each(|id| counts[part_of(*id)] += 1);
+        if scans {
+            counts.fill(Scan::page_bytes(spec, parts.len()));
+        }
         let (mut cuts, mut sent, mut got, mut rows) = (Vec::with_capacity(parts.len()), 0, 0, 0);
-        // For each part the next row of its answer, and where its ids and its gradients begin in the body.
-        let mut next: Vec<(u64, usize, usize)> = Vec::with_capacity(parts.len());
+        let mark_bytes = if self.action == RowAction::Restore { RowAction::MARK_BYTES } else { 0 };
+        // For each part the next row of its answer, and where its ids, marks and numbers begin in the body.
+        let mut next: Vec<(u64, [usize; 3])> = Vec::with_capacity(parts.len());
         for ((part, _), count) in parts.iter().zip(&counts) {
             let [bytes, back] = [self.action.sent_bytes(*count, spec), self.action.got_bytes(*count, spec)];
             check_bytes(&self.tensor.name, bytes.max(back))?;
             let [of_sent, of_got] = [(sent, bytes), (got, back)].map(|(offset, bytes)| Span { offset, bytes });
             cuts.push(RowsCut { part: *part, ids: *count, sent: of_sent, got: of_got });
-            next.push((rows, sent as usize, (sent + 8 * count) as usize));
+            let behind_ids = sent + 8 * count;
+            next.push((rows, [sent, behind_ids, behind_ids + mark_bytes * count].map(|at| at as usize)));
             (sent, got, rows) = (sent + bytes, got + back, rows + count);
         }
         let mut body = lease(sent as usize);
-        // Of each distinct id, its row in the answer and where its gradient is.
+        let row_bytes = match self.action {
+            RowAction::Restore => 4 * spec.row_len() as usize,
+            _ => codec.row_bytes(),
+        };
+        let mark_bytes = mark_bytes as usize;
+        // Of each distinct id, its row in the answer and where its mark and its numbers are.
         let mut of_distinct = Vec::with_capacity(ids.len());
         for id in &ids {
-            let (row, id_at, gradient_at) = &mut next[part_of(*id)];
+            let (row, [id_at, mark_at, numbers_at]) = &mut next[part_of(*id)];
             body[*id_at..].as_chunks_mut().0[0] = id.to_le_bytes();
-            of_distinct.push((u32::try_from(*row).expect("at most IDS_MAX"), *gradient_at));
-            (*row, *id_at, *gradient_at) = (*row + 1, *id_at + 8, *gradient_at + codec.row_bytes());
+            of_distinct.push((u32::try_from(*row).expect("at most IDS_MAX"), *mark_at, *numbers_at));
+            (*row, *id_at) = (*row + 1, *id_at + 8);
+            (*mark_at, *numbers_at) = (*mark_at + mark_bytes, *numbers_at + row_bytes);
         }
         if self.action == RowAction::Push {
             let dim = spec.dim as usize;
             let sums = Sums::of(self.gradients, &of_asked, ids.len(), dim);
-            for (sum, (_, at)) in sums.rows(dim).zip(&of_distinct) {
-                codec.write(sum, &mut body[*at..][..codec.row_bytes()]);
+            for (sum, (.., at)) in sums.rows(dim).zip(&of_distinct) {
+                codec.write(sum, &mut body[*at..][..row_bytes]);
+            }
+        } else if self.action == RowAction::Restore {
+            let rows = self.gradients.chunks_exact(row_bytes / 4).zip(self.marks);
+            for (place, (numbers, mark)) in of_asked.iter().zip(rows) {
+                let (_, mark_at, at) = of_distinct[*place as usize];
+                body[mark_at..].as_chunks_mut().0[0] = mark.to_le_bytes();
+                let to = body[at..at + row_bytes].as_chunks_mut().0;
+                to.iter_mut().zip(numbers).for_each(|(to, number)| *to = number.to_le_bytes());
             }
         } else if self.action == RowAction::Shrink {
             let ShrinkBounds { decay, min_score, max_idle, floor } = self.bounds;
@@ -258,8 +318,13 @@ impl RowsUse<'_> {
                 *to = bounds[at % bounds.len()].to_le_bytes();
             }
         }
+        for (cut, of_part) in cuts.iter().zip(&bodies) {
+            body[cut.sent.offset as usize..cut.sent.end() as usize].copy_from_slice(of_part);
+        }
+        let gots = parts.iter().zip(&cuts).map(|((_, shards), cut)| (shards.first, cut.got));
+        let pages = if scans { self.scan.pages(self.action, gots) } else { Vec::new() };
         let places = of_asked.iter().map(|place| of_distinct[*place as usize].0).collect();
-        Ok(Packed { body, cuts, places, answer_bytes: got as usize })
+        Ok(Packed { body, cuts, places, answer_bytes: got as usize, pages })
     }
 }
 
@@ -367,6 +432,14 @@ impl RowsHandle {
         })
     }
 
+    /// The pages of a scan. Call it once the handle has resolved in order.
+    ///
+    /// # Errors
+    /// [`Error::Protocol`] if a server has sent a page that is none.
+    pub fn pages(&self) -> Result<Pages> {
+        self.read(|answer| Pages::read(answer, &self.pages, &self.table, self.with_state))
+    }
+
     fn read<T>(&self, read: impl FnOnce(&[u8]) -> T) -> T {
         borrow::read(&[self.answer.region()], &Copies::default(), read)
     }
@@ -382,7 +455,7 @@ mod tests {
         let ids = [7, 3, 7, 900, 3, 7];
         let gradients: Vec<f32> = (0..12).map(|number| number as f32).collect();
         let asked = RowsUse { action: RowAction::Push, ids: &ids, gradients: &gradients, ..of("sgd;dim=2") };
-        let Packed { body, cuts, places, answer_bytes } = packed(&asked, "sgd;dim=2");
+        let Packed { body, cuts, places, answer_bytes, .. } = packed(&asked, "sgd;dim=2");
         assert_eq!((answer_bytes, body.len()), (0, 3 * (8 + 8)));
         assert_eq!(places.len(), ids.len());
         let mut found = Vec::new();
@@ -404,7 +477,7 @@ mod tests {
     fn the_answer_is_read_in_the_order_of_the_ids() {
         let ids: Vec<u64> = (0..100).chain(0..50).collect();
         let asked = RowsUse { action: RowAction::Pull, ids: &ids, ..of("sgd;dim=1") };
-        let Packed { body, cuts, places, answer_bytes } = packed(&asked, "sgd;dim=1");
+        let Packed { body, cuts, places, answer_bytes, .. } = packed(&asked, "sgd;dim=1");
         assert_eq!((answer_bytes, body.len()), (400, 800));
         // What the parts are asked for, in the order in which their answers lie.
         let sent: Vec<u64> = cuts
@@ -423,7 +496,7 @@ mod tests {
         let refused = |asked: RowsUse<'_>| asked.check(&spec, "worker 0").unwrap_err().to_string();
         assert!(refused(RowsUse { ids: &many, ..of("sgd;dim=2") }).contains("1048577 ids at once"));
         let short = RowsUse { action: RowAction::Push, ids: &[1], gradients: &[1.0], ..of("sgd;dim=2") };
-        assert!(refused(short).contains("1 numbers for 1 ids"));
+        assert!(refused(short).contains("push of 1 numbers and 0 marks for 1 ids"));
         let odd = RowsUse { action: RowAction::Push, ids: &[1], gradients: &[1.0, f32::NAN], ..of("sgd;dim=2") };
         assert!(matches!(odd.check(&spec, "worker 0"), Err(Error::NotFinite { .. })));
         let rising = ShrinkBounds { decay: 1.5, ..ShrinkBounds::KEEP };
@@ -443,6 +516,8 @@ mod tests {
             step: 0,
             ids: &[],
             gradients: &[],
+            marks: &[],
+            scan: Scan::default(),
             bounds: ShrinkBounds::KEEP,
             priority: Priority(0),
             timeout: None,

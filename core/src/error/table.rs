@@ -428,6 +428,14 @@ errors! {
         /// The first evidence of the loss.
         cause: String,
     }
+    /// The changes of a table since a version are not known any more. All of it has to be read.
+    #[error("table {tensor}: {why}, so what has changed since this version is not known any more; read all of it (changed without since), or save a full snapshot")]
+    37: FullResyncNeeded of FailedPrecondition, raised as "FullResyncNeededError"("FailedPreconditionError") {
+        /// The table.
+        tensor: Tensors,
+        /// Why: too many rows were removed since, the table was cleared, or other servers keep it.
+        why: String,
+    }
 }
 
 /// A text that goes before another one.

@@ -87,35 +87,6 @@ struct Block<'a, R> {
 /// Elements that are changed at a time: what they need stays in the first cache.
 const RUN: usize = 512;
 
-/// The row of Muon along which a step goes. It says nothing after the step.
-const SCRATCH: &str = "direction";
-
-/// The numbers that an optimizer keeps for each element, beside a master. Their names are PyTorch's, and those of checkpoints.
-fn rows(rule: &Rule) -> &'static [&'static str] {
-    let has = |setting| rule.setting(setting) != 0.0;
-    match rule.optimizer() {
-        Optimizer::Sgd if has("momentum") => &["momentum_buffer"],
-        Optimizer::Sgd => &[],
-        Optimizer::Adam | Optimizer::AdamW | Optimizer::SparseAdam => &["exp_avg", "exp_avg_sq"],
-        Optimizer::Adamax => &["exp_avg", "exp_inf"],
-        Optimizer::Muon => &["momentum_buffer", SCRATCH],
-        Optimizer::Adagrad => &["sum"],
-        Optimizer::Lion => &["exp_avg"],
-        // What they keep of a row is not kept of a part: see `row`.
-        Optimizer::RowwiseAdagrad
-        | Optimizer::PaddleAdagrad
-        | Optimizer::PaddleStdAdagrad
-        | Optimizer::PaddleAdam
-        | Optimizer::PaddleSharedAdam => &[],
-        Optimizer::RmsProp => match (has("centered"), has("momentum")) {
-            (false, false) => &["square_avg"],
-            (false, true) => &["square_avg", "momentum_buffer"],
-            (true, false) => &["square_avg", "grad_avg"],
-            (true, true) => &["square_avg", "grad_avg", "momentum_buffer"],
-        },
-    }
-}
-
 /// What the rows begin with.
 fn initial(rule: &Rule) -> f64 {
     match rule.optimizer() {
@@ -158,7 +129,7 @@ impl OptimizerState {
     pub fn bytes_of(rule: &Rule, dtype: DType, bytes: u64) -> u64 {
         let masters = usize::from(dtype.accumulator() != dtype);
         let working = if rule.optimizer().is_of_matrices() { WORKING_ROWS } else { 0 };
-        let rows = rows(rule).len() + average_rows(rule) + masters + working;
+        let rows = rule.moments().len() + average_rows(rule) + masters + working;
         bytes / dtype.bytes() * dtype.accumulator().bytes() * rows as u64
     }
 
@@ -233,7 +204,7 @@ impl<R: Real> Numbers<R> {
         let row = vec![R::of(initial(rule)); elements];
         Self {
             masters: vec![R::default(); masters],
-            rows: vec![row; rows(rule).len()],
+            rows: vec![row; rule.moments().len()],
             averages: Averages::new(rule, elements),
         }
     }

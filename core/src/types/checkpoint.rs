@@ -26,6 +26,8 @@ pub struct SaveAsk {
     pub keep: Option<u32>,
     /// What the caller wants back when the checkpoint is loaded.
     pub notes: String,
+    /// Whether the job may have tables, of which the checkpoint has nothing, because the caller saves them apart.
+    pub tables_apart: bool,
     /// How long the caller waits.
     pub wait: Duration,
 }

@@ -26,6 +26,7 @@ pub mod priority;
 pub mod process;
 pub mod recovery;
 pub mod role;
+pub mod row_action;
 pub mod rule;
 pub mod shared_secret;
 pub mod span;
@@ -71,14 +72,13 @@ pub use priority::Priority;
 pub use process::{Process, Wiring};
 pub use recovery::{Holdings, SumId};
 pub use role::Role;
+pub use row_action::{RowAction, RowsCut, ScanPoint, ShrinkBounds};
 pub use rule::{Average, Optimizer, Rule, Schedule};
 pub use shared_secret::SharedSecret;
 pub use span::Span;
 pub use steps::{Passage, StepReport};
 pub use store::{StoreAnswer, StoreAsk};
-pub use table::{
-    Admission, Full, RowAction, RowForm, RowInit, RowsCut, Shards, ShrinkBounds, Spread, TableSpec, Turns,
-};
+pub use table::{Admission, Full, RowForm, RowInit, Shards, Spread, TableSpec, Turns};
 pub use text::printable;
 pub use time::Time;
 pub use version::Version;

@@ -29,6 +29,8 @@ impl Rule {
     /// How large a matrix may be whose rule changes it as a whole: its elements times its shorter side. 2048 x 2048, 1024 x 8192. A step then
     /// takes about 10 s of one core, meanwhile other parameters of the server wait, and workers give a server up that is silent for 130 s.
     pub const MATRIX_PRODUCTS_MAX: u64 = 1 << 33;
+    /// The numbers of Muon along which a step goes. They say nothing after the step.
+    pub const SCRATCH: &'static str = "direction";
     /// The most settings of an optimizer's own.
     const OWN_MAX: usize = 8;
 
@@ -137,6 +139,44 @@ impl Rule {
     /// Whether it keeps any average.
     pub fn keeps_average(&self) -> bool {
         self.keeps(Average::Ema) || self.keeps(Average::Window)
+    }
+
+    /// The numbers that it keeps for each element, beside a master and averages. Their names are PyTorch's, and those of checkpoints.
+    pub fn moments(&self) -> &'static [&'static str] {
+        let has = |setting| self.setting(setting) != 0.0;
+        match self.optimizer {
+            Optimizer::Sgd if has("momentum") => &["momentum_buffer"],
+            Optimizer::Sgd => &[],
+            Optimizer::Adam | Optimizer::AdamW | Optimizer::SparseAdam => &["exp_avg", "exp_avg_sq"],
+            Optimizer::Adamax => &["exp_avg", "exp_inf"],
+            Optimizer::Muon => &["momentum_buffer", Self::SCRATCH],
+            Optimizer::Adagrad => &["sum"],
+            Optimizer::Lion => &["exp_avg"],
+            Optimizer::RmsProp => match (has("centered"), has("momentum")) {
+                (false, false) => &["square_avg"],
+                (false, true) => &["square_avg", "momentum_buffer"],
+                (true, false) => &["square_avg", "grad_avg"],
+                (true, true) => &["square_avg", "grad_avg", "momentum_buffer"],
+            },
+            // What they keep is of a row.
+            Optimizer::RowwiseAdagrad
+            | Optimizer::PaddleAdagrad
+            | Optimizer::PaddleStdAdagrad
+            | Optimizer::PaddleAdam
+            | Optimizer::PaddleSharedAdam => &[],
+        }
+    }
+
+    /// How many numbers it keeps beside the values of a row of a table with `dim` elements.
+    pub fn kept_of_row(&self, dim: u64) -> u64 {
+        match self.optimizer {
+            Optimizer::RowwiseAdagrad | Optimizer::PaddleAdagrad => 1,
+            Optimizer::PaddleStdAdagrad => dim,
+            // Two moments of each element, or of the row; and the powers of both betas.
+            Optimizer::PaddleAdam => 2 * dim + 2,
+            Optimizer::PaddleSharedAdam => 4,
+            _ => dim * self.moments().len() as u64,
+        }
     }
 
     /// Whether it can change parameters with elements of this type: floats, unless it changes rows of tables alone.

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::{Merge, PartId, Rule, Span};
+use super::{Merge, Rule};
 use crate::error::{Error, Result};
 
 /// What servers do with the rows of a table. A declaration names it, and all workers declare the same one, to the bit.
@@ -104,54 +104,6 @@ pub enum RowForm {
     Int8,
 }
 
-/// A use of a table.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub enum RowAction {
-    /// Reads rows for training: ids without a row get one, if they are admitted.
-    Pull,
-    /// Reads rows and changes nothing. Ids without a row read as what their row would begin with.
-    Look,
-    /// Changes rows by gradients. Ids without a row get one first, if they are admitted.
-    Push,
-    /// Lets rows decay, and removes those that are not worth their place.
-    Shrink,
-    /// Counts what is there.
-    Stats,
-    /// Removes all rows.
-    Clear,
-}
-
-/// What a shrink removes, after the scores of all rows were multiplied by `decay`.
-#[derive(Clone, Copy, PartialEq, Debug)]
-pub struct ShrinkBounds {
-    /// From 0 to 1.
-    pub decay: f64,
-    /// Rows with a lower score go.
-    pub min_score: f64,
-    /// Rows that were not pushed to, nor pulled for training, for more steps than this go.
-    pub max_idle: u64,
-    /// So many rows stay, those of the highest scores. Each part of the table has its share of them.
-    pub floor: u64,
-}
-
-impl ShrinkBounds {
-    /// Nothing goes.
-    pub const KEEP: Self = Self { decay: 1.0, min_score: 0.0, max_idle: u64::MAX, floor: 0 };
-}
-
-/// What a use of a table sends to a part, and what comes back.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct RowsCut {
-    /// The part.
-    pub part: PartId,
-    /// How many ids it names.
-    pub ids: u64,
-    /// Which bytes of the use go there.
-    pub sent: Span,
-    /// Which bytes of its answer come from there.
-    pub got: Span,
-}
-
 /// Neighbouring shards of a table: the rows of a part.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Shards {
@@ -197,6 +149,11 @@ impl TableSpec {
     /// The bytes of a row or a gradient as it travels.
     pub const fn row_bytes(&self) -> u64 {
         self.form.row_bytes(self.dim)
+    }
+
+    /// The elements of a row together with what the rule keeps of it.
+    pub fn row_len(&self) -> u64 {
+        self.dim + self.rule.kept_of_row(self.dim)
     }
 
     /// The bound to which values are clamped after each step, if there is one.
@@ -423,81 +380,6 @@ impl FromStr for TableSpec {
     }
 }
 
-impl RowAction {
-    /// All of them, in the order of their codes.
-    pub const ALL: [Self; 6] = [Self::Pull, Self::Look, Self::Push, Self::Shrink, Self::Stats, Self::Clear];
-    /// Numbers that a use of [`Shrink`](Self::Shrink) sends: the factor of the scores, the least score, the most idle steps, and the rows of
-    /// the whole table that stay in any case. Each has 8 bytes.
-    pub const SHRINK_NUMBERS: u64 = 4;
-    /// Numbers that [`Shrink`](Self::Shrink) and [`Stats`](Self::Stats) answer.
-    pub const COUNTS: u64 = 6;
-
-    /// The wire code; never changes.
-    pub const fn code(self) -> u8 {
-        self as u8 + 1
-    }
-
-    /// The use with this wire code.
-    pub fn from_code(code: u8) -> Option<Self> {
-        Self::ALL.into_iter().find(|action| action.code() == code)
-    }
-
-    /// Whether it names ids.
-    pub const fn has_ids(self) -> bool {
-        matches!(self, Self::Pull | Self::Look | Self::Push)
-    }
-
-    /// Whether rows come back.
-    pub const fn brings_rows(self) -> bool {
-        matches!(self, Self::Pull | Self::Look)
-    }
-
-    /// Whether it sends anything behind its header.
-    pub const fn sends(self) -> bool {
-        !matches!(self, Self::Stats | Self::Clear)
-    }
-
-    /// Whether anything comes back behind the header of the answer.
-    pub const fn receives(self) -> bool {
-        !matches!(self, Self::Push | Self::Clear)
-    }
-
-    /// Whether it may add rows.
-    pub const fn creates(self) -> bool {
-        matches!(self, Self::Pull | Self::Push)
-    }
-
-    /// Whether a server does it once, and answers a repeat without doing it again.
-    pub const fn changes(self) -> bool {
-        !matches!(self, Self::Look | Self::Stats)
-    }
-
-    /// Bytes that a use of so many ids of a table sends to a part.
-    pub const fn sent_bytes(self, ids: u64, spec: &TableSpec) -> u64 {
-        match self {
-            Self::Pull | Self::Look => ids * 8,
-            Self::Push => ids * (8 + spec.row_bytes()),
-            Self::Shrink => Self::SHRINK_NUMBERS * 8,
-            Self::Stats | Self::Clear => 0,
-        }
-    }
-
-    /// Bytes that come back.
-    pub const fn got_bytes(self, ids: u64, spec: &TableSpec) -> u64 {
-        match self {
-            Self::Pull | Self::Look => ids * spec.row_bytes(),
-            Self::Shrink | Self::Stats => Self::COUNTS * 8,
-            Self::Push | Self::Clear => 0,
-        }
-    }
-}
-
-impl fmt::Display for RowAction {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(["pull", "look", "push", "shrink", "stats", "clear"][*self as usize])
-    }
-}
-
 impl Shards {
     /// All of a table.
     pub const ALL: Self = Self { first: 0, count: TableSpec::SHARDS };
@@ -612,13 +494,5 @@ mod tests {
         let admitted = (0..10_000).filter(|id| spec.admits(*id)).count() as f64;
         // Three standard deviations.
         assert!((admitted - 2500.0).abs() < 3.0 * (10_000.0 * 0.25f64 * 0.75).sqrt(), "{admitted}");
-    }
-
-    #[test]
-    fn every_use_has_its_code() {
-        for action in RowAction::ALL {
-            assert_eq!(RowAction::from_code(action.code()), Some(action));
-        }
-        assert_eq!((RowAction::from_code(0), RowAction::from_code(7)), (None, None));
     }
 }

@@ -86,6 +86,7 @@ pub mod frame;
 pub mod header;
 pub mod limits;
 pub mod reject;
+pub mod scan;
 
 #[cfg(any(test, feature = "testing"))]
 #[doc(hidden)]

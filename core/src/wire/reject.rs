@@ -248,6 +248,10 @@ mod tests {
             "24060000006d656d62657204000000686f7374050000006361757365",
             "lost member on host: cause; what it kept is gone, and the job forms again: join it again and go back to the checkpoint (gradlane.checkpoint.run does, with resume)",
         ),
+        (
+            "2501080000000000000003000000776879",
+            "table 0000000000000008: why, so what has changed since this version is not known any more; read all of it (changed without since), or save a full snapshot",
+        ),
     ];
 
     #[test]

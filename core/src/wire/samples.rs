@@ -167,6 +167,7 @@ pub fn frames() -> Vec<Frame> {
                 path: "p".to_owned(),
                 keep: Some(3),
                 notes: "{}".to_owned(),
+                tables_apart: true,
                 wait: Duration::from_secs(1),
             }),
         },

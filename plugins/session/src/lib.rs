@@ -15,7 +15,7 @@
 //!
 //! ```
 //! use gradlane_core::config::Config;
-//! use gradlane_core::engine::RowsUse;
+//! use gradlane_core::engine::{RowsUse, Scan};
 //! use gradlane_core::types::{Priority, RowAction, ShrinkBounds, TensorSpec};
 //! use gradlane_session::Session;
 //!
@@ -28,6 +28,8 @@
 //!     step: 0,
 //!     ids: &[7, 1 << 40, 7],
 //!     gradients,
+//!     marks: &[],
+//!     scan: Scan::default(),
 //!     bounds: ShrinkBounds::KEEP,
 //!     priority: Priority(0),
 //!     timeout: None,

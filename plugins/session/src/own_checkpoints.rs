@@ -48,7 +48,7 @@ impl OwnCheckpoints {
     }
 
     fn save(&self, directories: &mut Directories, ask: SaveAsk, parameters: &Parameters) -> Result<Checkpointed> {
-        let SaveAsk { path, keep, notes, wait: _ } = ask;
+        let SaveAsk { path, keep, notes, tables_apart: _, wait: _ } = ask;
         let root = checkpoint::root(self.root.as_deref())?;
         let pool = Pool::new();
         let FrozenParameters { tensors, parts, steps } = parameters.frozen(&pool)?;

@@ -66,6 +66,7 @@ mod tests {
     use std::sync::mpsc::channel;
 
     use gradlane_core::Error;
+    use gradlane_core::engine::Scan;
     use gradlane_core::config::Config;
     use gradlane_core::types::{Priority, RowAction, ShrinkBounds};
 
@@ -108,6 +109,8 @@ mod tests {
             step: 0,
             ids: if action.has_ids() { &[7, 1 << 40, 7] } else { &[] },
             gradients,
+            marks: &[],
+            scan: Scan::default(),
             bounds: ShrinkBounds::KEEP,
             priority: Priority(0),
             timeout: None,

@@ -193,11 +193,11 @@ impl Checkpoints {
     }
 
     fn refusal(&self, ask: &CheckpointAsk, parameters: &Parameters) -> Option<Error> {
-        if let (CheckpointAsk::Save(_), Some(table)) = (ask, &parameters.table) {
+        let leaves_tables_out = matches!(ask, CheckpointAsk::Save(SaveAsk { tables_apart: false, .. }));
+        if let (true, Some(table)) = (leaves_tables_out, &parameters.table) {
             return Some(Error::FailedPrecondition {
                 what: format!("the job has the table {table}, and checkpoints have parameters alone"),
-                hint: "look up the rows that you need and save them yourself; undeclare the table to save parameters"
-                    .to_owned(),
+                hint: "save tables by Table.save, and parameters with tables_apart=True".to_owned(),
             });
         }
         if let Some(open) = &self.open {

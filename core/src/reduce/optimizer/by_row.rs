@@ -35,16 +35,6 @@ struct Betas {
 }
 
 impl ByRow {
-    /// The numbers that a rule keeps of a row of `dim` elements.
-    pub(super) fn kept(rule: &Rule, dim: usize) -> usize {
-        match rule.optimizer() {
-            Optimizer::PaddleStdAdagrad => dim,
-            Optimizer::PaddleAdam => 2 * dim + 2,
-            Optimizer::PaddleSharedAdam => 4,
-            _ => 1,
-        }
-    }
-
     /// Writes what it keeps of a row that it has not changed yet.
     pub(super) fn begin(rule: &Rule, kept: &mut [f32]) {
         kept.fill(match rule.optimizer() {

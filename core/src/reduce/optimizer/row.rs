@@ -1,9 +1,9 @@
 //! Rules of single rows: what tables do. A row has its values, and behind them what the rule keeps of it, in one run of f32.
 
 use super::by_row::ByRow;
+use super::initial;
 use super::run::{ROWS_MAX, Run};
 use super::terms::Terms;
-use super::{initial, rows};
 use crate::reduce::kernels::{Kernels, Loops};
 use crate::types::Rule;
 
@@ -40,11 +40,7 @@ impl RowRule {
 
     /// The elements of a row, with what the rule keeps beside its values.
     pub fn len(&self) -> usize {
-        let kept = match self.rule.optimizer().is_of_rows() {
-            true => ByRow::kept(&self.rule, self.dim),
-            false => self.dim * rows(&self.rule).len(),
-        };
-        self.dim + kept
+        self.dim + usize::try_from(self.rule.kept_of_row(self.dim as u64)).expect("DIM_MAX")
     }
 
     /// Whether a row has no elements.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::averages::AVERAGE_ROWS;
 use super::run::Real;
-use super::{Kept, Numbers, OptimizerState, rows};
+use super::{Kept, Numbers, OptimizerState};
 use crate::error::Result;
 use crate::types::{DType, Rule};
 
@@ -89,7 +89,7 @@ impl OptimizerState {
 
 impl<R: Real> Numbers<R> {
     fn row(&self, rule: &Rule, name: &str) -> &[R] {
-        match rows(rule).iter().position(|row| *row == name) {
+        match rule.moments().iter().position(|row| *row == name) {
             Some(index) => &self.rows[index],
             None if name == MASTER => &self.masters,
             None => self.averages.row(name),
@@ -97,7 +97,7 @@ impl<R: Real> Numbers<R> {
     }
 
     fn row_mut(&mut self, rule: &Rule, name: &str) -> &mut [R] {
-        match rows(rule).iter().position(|row| *row == name) {
+        match rule.moments().iter().position(|row| *row == name) {
             Some(index) => &mut self.rows[index],
             None if name == MASTER => &mut self.masters,
             None => self.averages.row_mut(name),
@@ -108,7 +108,7 @@ impl<R: Real> Numbers<R> {
 /// The rows that a checkpoint has: not what a step needs for a while.
 fn names(rule: &Rule, dtype: DType) -> Vec<&'static str> {
     let master = Some(MASTER).filter(|_| dtype.accumulator() != dtype);
-    let moments = rows(rule).iter().copied().filter(|row| *row != super::SCRATCH);
+    let moments = rule.moments().iter().copied().filter(|row| *row != Rule::SCRATCH);
     let averages = AVERAGE_ROWS.into_iter().filter(|(average, _)| rule.keeps(*average)).map(|(_, name)| name);
     master.into_iter().chain(moments).chain(averages).collect()
 }

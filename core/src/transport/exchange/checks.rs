@@ -6,7 +6,7 @@ use crate::types::CodecSpec;
 use crate::wire::{About, Reject, Request, Response, Target, reject};
 
 /// Checks that `response` is the answer to `push` and fits into `landing_bytes` bytes: it has as many, or fewer if its codec makes bodies of any
-/// length.
+/// length, or it is a page of a scan.
 ///
 /// # Errors
 /// [`Error::Protocol`] naming the field that is wrong.
@@ -46,9 +46,14 @@ pub(in crate::transport) fn check_response(
     }
     let due = match response {
         Response::Sum(sum) if sum.body.encoding().varies() => BodyBytes::AtMost(landing_bytes as u64),
+        Response::Rows(_) if is_scan(push) => BodyBytes::AtMost(landing_bytes as u64),
         Response::Sum(_) | Response::Value(_) | Response::Rows(_) => BodyBytes::Exact(landing_bytes as u64),
     };
     due.check(response.body_bytes()).or_else(|malformed| bad("length", malformed.to_string()))
+}
+
+fn is_scan(push: &Request) -> bool {
+    matches!(push, Request::Rows(rows) if rows.action.scans())
 }
 
 /// The error for a message of `peer` whose `field` is wrong.

@@ -14,11 +14,12 @@ use crate::wire::limits::{
 impl Field for CheckpointAsk {
     fn write(&self, writer: &mut Writer) {
         match self {
-            Self::Save(SaveAsk { path, keep, notes, wait }) => {
+            Self::Save(SaveAsk { path, keep, notes, tables_apart, wait }) => {
                 writer.u8(ask::SAVE);
                 writer.text(path, usize::MAX);
                 writer.option(keep.as_ref(), |writer, keep| writer.u32(*keep));
                 writer.text(notes, usize::MAX);
+                writer.flag(*tables_apart);
                 writer.duration(*wait);
             }
             Self::Load(LoadAsk { path, checkpoint, missing, ignore_extra, with_state, if_any, wait }) => {
@@ -42,6 +43,7 @@ impl Field for CheckpointAsk {
                 path,
                 keep: reader.option("keep", |reader| reader.u32("keep"))?,
                 notes: reader.text(NOTES_BYTES_MAX, "notes")?,
+                tables_apart: reader.flag("tables_apart")?,
                 wait: reader.duration("wait")?,
             })),
             ask::LOAD => Ok(Self::Load(LoadAsk {

@@ -10,7 +10,8 @@ use crate::types::{RowAction, Shards, TableSpec, Version};
 /// answers a repeat of it without doing it again.
 ///
 /// The body has the ids first, u64 each, and then what the action needs: of a push, a gradient of `dim` elements for each id, in the form of the
-/// table; of a shrink, four numbers of 8 bytes. All are little-endian.
+/// table; of a shrink, four numbers of 8 bytes; of a scan, what [`scan`](crate::wire::scan) says; of a restore, for each id the step of its last
+/// use (u32) and its score (f32; NaN removes the row), and then for each id all numbers of its row. All are little-endian.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Rows {
     /// What it is about.
@@ -23,15 +24,15 @@ pub struct Rows {
     pub spec: TableSpec,
     /// The shards of the part.
     pub shards: Shards,
-    /// The steps of the training before, as the worker counts them.
+    /// The steps of the training before, as the worker counts them; at most [`Rows::STEP_MAX`].
     pub step: u64,
-    /// How many ids follow.
+    /// How many ids follow. Of a scan, which has none: the most bytes that its answer may have.
     pub ids: u64,
     /// CRC-32C of the body, if the worker computed it.
     pub checksum: Option<u32>,
 }
 
-/// The answer to [`Rows`]. What was asked for follows: the rows in the order of the ids, or counts.
+/// The answer to [`Rows`]. What was asked for follows: the rows in the order of the ids, counts, or a page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RowsAnswer {
     /// What it is about.
@@ -45,17 +46,20 @@ pub struct RowsAnswer {
 }
 
 impl Rows {
+    /// The last step of a training that uses tables.
+    pub const STEP_MAX: u64 = u32::MAX as u64 - 1;
+
     /// What a reject says of it.
     pub const fn about(&self) -> About {
         about(self.target)
     }
 
     /// Bytes that follow the header on the stream.
-    pub const fn body_bytes(&self) -> u64 {
+    pub fn body_bytes(&self) -> u64 {
         self.action.sent_bytes(self.ids, &self.spec)
     }
 
-    /// Bytes of the answer's body.
+    /// Bytes of the answer's body; of a scan at most.
     pub const fn answer_bytes(&self) -> u64 {
         self.action.got_bytes(self.ids, &self.spec)
     }

@@ -39,7 +39,8 @@ pub unsafe extern "C" fn gradlane_save_checkpoint(
         // SAFETY: promised by the caller of this function.
         let notes = if notes.is_null() { String::new() } else { unsafe { text(notes, "the notes") }? };
         let keep = Some(keep).filter(|keep| *keep > 0);
-        let ask = CheckpointAsk::Save(SaveAsk { path, keep, notes, wait: limit(timeout_ms).unwrap_or(USUAL) });
+        let (tables_apart, wait) = (false, limit(timeout_ms).unwrap_or(USUAL));
+        let ask = CheckpointAsk::Save(SaveAsk { path, keep, notes, tables_apart, wait });
         // SAFETY: promised by the caller of this function.
         unsafe { done(session, ask, checkpoint) }
     };

@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use gradlane_core::engine::{RowCounts, RowsUse};
+use gradlane_core::engine::{RowCounts, RowsUse, Scan};
 use gradlane_core::types::{Priority, RowAction, ShrinkBounds, TableSpec, TensorSpec};
 use gradlane_core::{Error, Result};
 
@@ -160,6 +160,8 @@ unsafe fn begin(
             step: given.step,
             ids: &ids,
             gradients: &gradients,
+            marks: &[],
+            scan: Scan::default(),
             bounds,
             priority: Priority(given.priority),
             timeout: limit(given.timeout_ms),

@@ -53,7 +53,7 @@ impl Coordinator {
         self.connections.event(Event::Ordered { to, order });
         match command {
             ControlCommand::Save { path, keep } => {
-                let ask = CheckpointAsk::Save(SaveAsk { path, keep, notes: String::new(), wait });
+                let ask = CheckpointAsk::Save(SaveAsk { path, keep, notes: String::new(), tables_apart: false, wait });
                 let parameters = self.registry.as_ref().expect("a job that runs has a registry").parameters();
                 let turn = self.checkpoints.ask(now, (Asker::Operator, number), ask, parameters);
                 self.turn_checkpoints(turn);
@@ -101,7 +101,8 @@ impl Coordinator {
                 Ok(ControlCommand::SetRate { tensor, rate, step })
             }
             ControlCommand::Save { path, keep } => {
-                let ask = SaveAsk { path, keep, notes: String::new(), wait: std::time::Duration::ZERO };
+                let ask =
+                    SaveAsk { path, keep, notes: String::new(), tables_apart: false, wait: std::time::Duration::ZERO };
                 limits::check_ask(&gradlane_core::types::Ask::Checkpoint(CheckpointAsk::Save(ask.clone())))?;
                 Ok(ControlCommand::Save { path: ask.path, keep })
             }

@@ -182,6 +182,23 @@ fn a_save_ends_with_the_cause_of_the_job() {
     assert_eq!(answer(&mut job, 0), Err(lost(1, "killed")));
 }
 
+#[test]
+fn a_job_with_a_table_is_saved_if_the_worker_says_that_tables_are_saved_apart() {
+    let mut job = with_parameter();
+    let tensors = vec![TensorSpec::table("rows", "sgd;dim=2".parse().unwrap())];
+    job.frame(0, Frame::Declare { request: 5, tensors, fuse: false });
+    for link in [0, 1, SERVER] {
+        job.received(link);
+    }
+    job.frame(0, save(6));
+    let answers = job.received(0);
+    let refused = |frame: &Frame| format!("{frame:?}").contains("save tables by Table.save");
+    assert!(matches!(&answers[..], [refusal] if refused(refusal)), "{answers:?}");
+    let apart = SaveAsk { tables_apart: true, ..save_ask() };
+    job.frame(0, Frame::Checkpoint { request: 7, ask: CheckpointAsk::Save(apart) });
+    assert!(job.received(0).is_empty(), "it is under way");
+}
+
 /// A job of two workers and a server, with one parameter.
 fn with_parameter() -> Job {
     let mut job = formed(2);
@@ -194,8 +211,12 @@ fn with_parameter() -> Job {
 }
 
 fn save(request: u64) -> Frame {
-    let ask = SaveAsk { path: "p".to_owned(), keep: Some(2), notes: "n".to_owned(), wait: 60 * SECOND };
-    Frame::Checkpoint { request, ask: CheckpointAsk::Save(ask) }
+    Frame::Checkpoint { request, ask: CheckpointAsk::Save(save_ask()) }
+}
+
+fn save_ask() -> SaveAsk {
+    let (path, notes) = ("p".to_owned(), "n".to_owned());
+    SaveAsk { path, keep: Some(2), notes, tables_apart: false, wait: 60 * SECOND }
 }
 
 fn load(request: u64, missing: Missing, ignore_extra: bool) -> Frame {

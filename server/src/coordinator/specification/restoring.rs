@@ -151,7 +151,8 @@ fn without_any_server_the_job_waits_for_one_and_then_ends() {
 
 #[test]
 fn a_save_or_a_load_that_is_under_way_fails_with_the_cause() {
-    let save = SaveAsk { path: "p".to_owned(), keep: None, notes: String::new(), wait: 60 * SECOND };
+    let save =
+        SaveAsk { path: "p".to_owned(), keep: None, notes: String::new(), tables_apart: false, wait: 60 * SECOND };
     let load = LoadAsk {
         path: "p".to_owned(),
         checkpoint: None,

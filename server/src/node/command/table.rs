@@ -24,7 +24,7 @@ pub enum RowsStep {
         /// Which one.
         exchange: ExchangeId,
     },
-    /// This worker is gone for good: nobody repeats its uses.
+    /// This worker is gone for good: nobody repeats its uses, and its scan ends. Ends in one [`Served`] without an exchange.
     Leave {
         /// Which one.
         node: NodeId,
@@ -50,15 +50,17 @@ pub struct AskedRows {
     pub refusal: Option<Error>,
 }
 
-/// A use of rows that is over.
+/// A use of rows that is over, or the scan of a worker that has left.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Served {
     /// The part.
     pub part: PartId,
-    /// The exchange.
-    pub exchange: ExchangeId,
+    /// The exchange; `None` if a worker has left the part.
+    pub exchange: Option<ExchangeId>,
     /// Bytes that the rows of the part take now.
     pub bytes: u64,
+    /// The most bytes that open scans of the part take before they end.
+    pub scan_bytes: u64,
     /// Why it was not done. Without an error it was answered, or there is nothing to answer.
     pub refusal: Option<Error>,
 }

@@ -1,4 +1,10 @@
 //! The memory of rows: chunks of rows of one length, which never move. A row that was freed is the next one to be used.
+//!
+//! A *freeze* keeps all rows as they are at one moment, for a reader who comes page by page. The first change of a chunk after that copies
+//! the chunk to each freeze that has not its own copy yet; a chunk that does not change is read where it lies. One thread has an arena, so
+//! nothing of this needs a lock.
+
+use std::collections::BTreeMap;
 
 /// Places for rows, by number.
 #[derive(Debug)]
@@ -11,12 +17,26 @@ pub(super) struct Arena {
     /// Places that were used so far; those behind them never were.
     used: u32,
     free: Vec<u32>,
+    freezes: BTreeMap<u64, Freeze>,
+    /// The number of the last freeze.
+    frozen: u64,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Chunk {
     numbers: Box<[f32]>,
     marks: Box<[Mark]>,
+    /// The highest version at which a row of it was changed.
+    changed: u64,
+}
+
+/// The rows of one moment.
+#[derive(Debug)]
+struct Freeze {
+    /// The places that were used.
+    used: u32,
+    /// The chunks that have changed since, as they were.
+    copies: Vec<Option<Box<Chunk>>>,
 }
 
 /// What is known of a row beside its numbers.
@@ -24,9 +44,11 @@ struct Chunk {
 pub(super) struct Mark {
     pub(super) id: u64,
     /// The step of the training at its last push or pull.
-    pub(super) touched: u64,
+    pub(super) touched: u32,
     /// The use of the table that had it last, by the lowest bits of its number.
     pub(super) used_by: u32,
+    /// The version of the part at its last change, by the lowest bits.
+    pub(super) changed: u32,
     /// How much it is worth: 1 for each push, and decaying. NaN if the place is free.
     pub(super) score: f32,
 }
@@ -41,7 +63,8 @@ impl Arena {
     pub(super) fn new(len: usize) -> Self {
         let rows = CHUNK_BYTES / Self::place_bytes(len);
         let chunk_rows = rows.next_power_of_two().max(CHUNK_ROWS_MIN);
-        Self { len, chunk_rows, chunks: Vec::new(), used: 0, free: Vec::new() }
+        let (chunks, free, freezes) = (Vec::new(), Vec::new(), BTreeMap::new());
+        Self { len, chunk_rows, chunks, used: 0, free, freezes, frozen: 0 }
     }
 
     /// Bytes of a place.
@@ -55,10 +78,18 @@ impl Arena {
         rows * Self::place_bytes(len) as u64 + chunk as u64
     }
 
-    /// Bytes that it has from the system.
+    /// Bytes that it has from the system, without those for freezes.
     pub(super) fn bytes(&self) -> u64 {
-        let chunk = self.chunk_rows * Self::place_bytes(self.len);
-        (self.chunks.len() * chunk + self.free.capacity() * size_of::<u32>()) as u64
+        (self.chunks.len() * self.chunk_bytes() + self.free.capacity() * size_of::<u32>()) as u64
+    }
+
+    /// The most bytes that a freeze takes before it ends.
+    pub(super) fn freeze_bytes(&self, freeze: u64) -> u64 {
+        self.freezes.get(&freeze).map_or(0, |freeze| (freeze.copies.len() * self.chunk_bytes()) as u64)
+    }
+
+    fn chunk_bytes(&self) -> usize {
+        self.chunk_rows * Self::place_bytes(self.len)
     }
 
     /// A place for a row; its numbers are the caller's to write. `None` if there are nearly 2^32 of them: the highest numbers are of no place.
@@ -69,9 +100,11 @@ impl Arena {
                 let place = self.used;
                 self.used = place.checked_add(1).filter(|used| *used < u32::MAX - 1)?;
                 if place as usize / self.chunk_rows == self.chunks.len() {
+                    let nobody = Mark { id: 0, touched: 0, used_by: 0, changed: 0, score: f32::NAN };
                     self.chunks.push(Chunk {
                         numbers: vec![0.0; self.chunk_rows * self.len].into(),
-                        marks: vec![Mark { id: 0, touched: 0, used_by: 0, score: f32::NAN }; self.chunk_rows].into(),
+                        marks: vec![nobody; self.chunk_rows].into(),
+                        changed: 0,
                     });
                 }
                 place
@@ -87,9 +120,57 @@ impl Arena {
         self.free.push(place);
     }
 
-    /// Frees all of them, and gives the memory back.
+    /// Frees all of them, and gives the memory back, unless a freeze has it.
     pub(super) fn clear(&mut self) {
+        (0..self.chunks.len()).for_each(|chunk| self.keep(chunk));
         (self.chunks, self.used, self.free) = (Vec::new(), 0, Vec::new());
+    }
+
+    /// Freezes all rows as they are. The number of the freeze is returned.
+    pub(super) fn freeze(&mut self) -> u64 {
+        self.frozen += 1;
+        let copies = vec![None; self.chunks.len()];
+        self.freezes.insert(self.frozen, Freeze { used: self.used, copies });
+        self.frozen
+    }
+
+    /// Ends a freeze.
+    pub(super) fn thaw(&mut self, freeze: u64) {
+        self.freezes.remove(&freeze);
+    }
+
+    /// The rows of a freeze from a place on, each with its place, and without the rows of chunks where nothing was changed after this version.
+    ///
+    /// # Panics
+    /// If the freeze has ended.
+    pub(super) fn frozen_since(
+        &self,
+        freeze: u64,
+        from: u32,
+        since: u64,
+    ) -> impl Iterator<Item = (u32, &Mark, &[f32])> {
+        let Freeze { used, copies } = &self.freezes[&freeze];
+        let first = from as usize / self.chunk_rows;
+        let chunks = copies.iter().enumerate().skip(first).map(|(index, copy)| {
+            let chunk = copy.as_deref().unwrap_or_else(|| &self.chunks[index]);
+            (index * self.chunk_rows, chunk)
+        });
+        let changed = chunks.filter(move |(_, chunk)| chunk.changed > since);
+        let rows = changed.flat_map(|(place, chunk)| {
+            let rows = chunk.marks.iter().zip(chunk.numbers.chunks_exact(self.len)).enumerate();
+            rows.map(move |(row, (mark, numbers))| (u32::try_from(place + row), mark, numbers))
+        });
+        let rows = rows.map_while(|(place, mark, numbers)| place.ok().map(|place| (place, mark, numbers)));
+        rows.filter(move |(place, mark, _)| (from..*used).contains(place) && !mark.score.is_nan())
+    }
+
+    /// Copies a chunk that is about to change to the freezes that have not their own copy yet.
+    fn keep(&mut self, chunk: usize) {
+        for freeze in self.freezes.values_mut() {
+            if let Some(copy @ None) = freeze.copies.get_mut(chunk) {
+                *copy = Some(Box::new(self.chunks[chunk].clone()));
+            }
+        }
     }
 
     /// How many places are in use or free; each has a lower number.
@@ -109,17 +190,30 @@ impl Arena {
 
     pub(super) fn mark_mut(&mut self, place: u32) -> &mut Mark {
         let (chunk, row) = self.find(place);
+        self.keep(chunk);
         &mut self.chunks[chunk].marks[row]
+    }
+
+    /// Notes which use has a row. No freeze says that, so none copies the chunk for it. Returns the use before.
+    pub(super) fn note_use(&mut self, place: u32, used_by: u32) -> u32 {
+        let (chunk, row) = self.find(place);
+        std::mem::replace(&mut self.chunks[chunk].marks[row].used_by, used_by)
+    }
+
+    /// The numbers of a row and its mark, which says now that the row is changed at this version.
+    pub(super) fn change(&mut self, place: u32, version: u64) -> (&mut [f32], &mut Mark) {
+        let (chunk, row) = self.find(place);
+        self.keep(chunk);
+        let chunk = &mut self.chunks[chunk];
+        chunk.changed = version;
+        let mark = &mut chunk.marks[row];
+        mark.changed = version as u32;
+        (&mut chunk.numbers[row * self.len..][..self.len], mark)
     }
 
     pub(super) fn row(&self, place: u32) -> &[f32] {
         let (chunk, row) = self.find(place);
         &self.chunks[chunk].numbers[row * self.len..][..self.len]
-    }
-
-    pub(super) fn row_mut(&mut self, place: u32) -> &mut [f32] {
-        let (chunk, row) = self.find(place);
-        &mut self.chunks[chunk].numbers[row * self.len..][..self.len]
     }
 
     fn find(&self, place: u32) -> (usize, usize) {
@@ -135,9 +229,8 @@ mod tests {
     #[test]
     fn a_place_that_was_freed_is_used_again_and_others_stay() {
         let mut arena = Arena::new(3);
-        let mark = |id| Mark { id, touched: 0, used_by: 0, score: 0.0 };
         let places: Vec<u32> = (0..5000).map(|id| arena.take(mark(id)).unwrap()).collect();
-        places.iter().for_each(|place| arena.row_mut(*place).fill(*place as f32));
+        places.iter().for_each(|place| arena.change(*place, 1).0.fill(*place as f32));
         arena.free(17);
         assert!(!arena.is_taken(17) && arena.is_taken(18));
         assert_eq!(arena.take(mark(9)), Some(17));
@@ -147,5 +240,29 @@ mod tests {
         assert!(bytes >= 5000 * 36 && bytes <= Arena::growth_max(3, 5000), "{bytes}");
         arena.clear();
         assert_eq!((arena.bytes(), arena.places()), (0, 0));
+    }
+
+    #[test]
+    fn a_freeze_reads_one_moment_and_copies_what_changes_alone() {
+        let mut arena = Arena::new(3);
+        let places: Vec<u32> = (0..5000).map(|id| arena.take(mark(id)).unwrap()).collect();
+        places.iter().for_each(|place| arena.change(*place, 1).0.fill(*place as f32));
+        let [first, second] = [arena.freeze(), arena.freeze()];
+        let copies = |arena: &Arena, freeze| arena.freezes[&freeze].copies.iter().flatten().count();
+        arena.change(17, 2).0.fill(-1.0);
+        arena.note_use(4000, 9);
+        assert_eq!((copies(&arena, first), copies(&arena, second)), (1, 1));
+        arena.take(mark(5000)).unwrap();
+        arena.thaw(second);
+        arena.clear();
+        let rows: Vec<(u32, u64, f32)> =
+            arena.frozen_since(first, 0, 0).map(|(place, mark, row)| (place, mark.id, row[2])).collect();
+        assert!(rows.into_iter().eq((0..5000).map(|place| (place, place.into(), place as f32))));
+        assert_eq!(arena.frozen_since(first, 0, 1).count(), 0, "it has nothing that is newer");
+        assert!(arena.freeze_bytes(first) >= 5000 * 36 && arena.freeze_bytes(second) == 0);
+    }
+
+    fn mark(id: u64) -> Mark {
+        Mark { id, touched: 0, used_by: 0, changed: 0, score: 0.0 }
     }
 }

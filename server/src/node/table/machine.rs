@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use gradlane_core::error::{Error, Result};
 use gradlane_core::types::{
-    DType, Declared, ExchangeId, Extent, NodeId, PartId, Participants, Round, Shards, TableSpec, TensorKey, TensorKind,
-    Time, WorkerId,
+    DType, Declared, ExchangeId, Extent, NodeId, PartId, Participants, Round, RowAction, Shards, TableSpec, TensorKey,
+    TensorKind, Time, WorkerId,
 };
 use gradlane_core::wire::{About, Rows as Header};
 
@@ -39,6 +39,8 @@ struct Part {
     claim: Claim,
     /// Bytes that are booked for its rows.
     booked: u64,
+    /// Bytes that are booked for scans.
+    booked_for_scans: u64,
     /// Who has used it.
     users: BTreeSet<NodeId>,
     /// Its exchanges, by worker.
@@ -105,11 +107,16 @@ impl Tables {
             Some(part) => part.claim.check(&claim, id)?,
             None => check_parts(self.parts.len())?,
         }
-        let growth = if header.action.creates() { Rows::growth_max(&header.spec, header.ids) } else { 0 };
+        let growth = match header.action {
+            action if action.creates() => Rows::growth_max(&header.spec, header.ids),
+            // It may freeze all rows that there are.
+            RowAction::Changed => self.parts.get(&id).map_or(0, |part| part.booked),
+            _ => 0,
+        };
         // The numbers of an answer exist twice for a moment.
         let booked = [header.body_bytes() * 2 + header.answer_bytes() + growth, header.answer_bytes()];
         budget.take(now, booked.iter().sum())?;
-        let new = || Part { claim, booked: 0, users: BTreeSet::new(), open: BTreeSet::new() };
+        let new = || Part { claim, booked: 0, booked_for_scans: 0, users: BTreeSet::new(), open: BTreeSet::new() };
         let part = self.parts.entry(id).or_insert_with(new);
         part.users.insert(sender.node);
         part.open.insert((sender.node, exchange));
@@ -128,10 +135,12 @@ impl Tables {
 
     /// The store is done with a use.
     pub(in crate::node) fn handle_served(&mut self, served: &Served, budget: &mut Budget) {
-        let Served { part, exchange, bytes, refusal } = served;
+        let Served { part, exchange, bytes, scan_bytes, refusal } = served;
         if let Some(part) = self.parts.get_mut(part) {
             budget.rebook(std::mem::replace(&mut part.booked, *bytes), *bytes);
+            budget.rebook(std::mem::replace(&mut part.booked_for_scans, *scan_bytes), *scan_bytes);
         }
+        let Some(exchange) = exchange else { return };
         let Some(entry) = self.exchanges.get_mut(exchange) else { return };
         budget.give_back(std::mem::take(&mut entry.booked[0]));
         entry.is_served = true;
@@ -269,7 +278,7 @@ impl Tables {
             self.reject(exchange, error, budget);
         }
         if let Some(part) = self.parts.remove(&id) {
-            budget.give_back(part.booked);
+            budget.give_back(part.booked + part.booked_for_scans);
             self.step(id, RowsStep::Drop);
         }
     }

@@ -9,8 +9,13 @@
 //! **Done once.** A worker counts its uses of a table in the round of its headers, and has one use of a part at a time. The store knows the
 //! latest change of each worker, and answers a repeat of it without doing it again.
 //!
-//! **Memory.** Booked are: the rows of each part, as far as they are there; and for each exchange its body, its answer, and the most by which
-//! it may make the table grow. When the store has done it, the table's part of that stays booked, and the rest is given back.
+//! **Changes.** A part has a version, which each change raises, and each row has that of its last change. Ids that were removed are remembered
+//! for a while. A scan reads what has changed since a version, page by page; meanwhile the part is frozen for the worker that reads, so all
+//! pages are of one moment. A part has a *life*, a random number of the first scan: versions of another life say nothing here.
+//!
+//! **Memory.** Booked are: the rows of each part, as far as they are there; the copies that open scans may need; and for each exchange its
+//! body, its answer, and the most by which it may make the table grow. When the store has done it, the table's part of that stays booked, and
+//! the rest is given back.
 
 mod alone;
 mod arena;
@@ -18,6 +23,7 @@ mod machine;
 mod merge;
 mod rows;
 mod store;
+mod tombs;
 mod waiting;
 
 #[cfg(test)]

@@ -3,17 +3,27 @@
 //! A hash table says where the row of an id is: it has the number of a place in the [`Arena`], where the id stands beside the row. So an
 //! entry has 4 bytes, and a table of many rows costs little more than its rows.
 //!
-//! A use is done as a whole or not at all: what can be wrong with it is found before anything changes.
+//! A use is done as a whole or not at all: what can be wrong with it is found before anything changes. What changes a row also notes the
+//! version at which it does, in the same step: a reader of changes sees both or none.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 use hashbrown::HashTable;
 
 use gradlane_core::error::{Error, Result};
 use gradlane_core::reduce::{Kernels, RowRule};
-use gradlane_core::types::{Full, RowAction, Shards, ShrinkBounds, TableSpec};
+use gradlane_core::types::{NodeId, RowAction, Shards, ShrinkBounds, TableSpec};
 
+use self::scan::Scan;
 use super::arena::{Arena, Mark};
+use super::tombs::Tombs;
+
+pub(super) use self::restore::SavedMark;
+
+mod restore;
+mod room;
+mod scan;
 
 /// The rows of some shards of a table.
 #[derive(Debug)]
@@ -32,6 +42,12 @@ pub(super) struct Rows {
     step: u64,
     /// How often something was changed.
     version: u64,
+    /// The number to which versions belong, once somebody has asked for changes.
+    life: Option<u64>,
+    /// The ids that were removed.
+    tombs: Tombs,
+    /// The open scans.
+    scans: BTreeMap<NodeId, Scan>,
     /// Where the search for a row that makes room goes on.
     hand: u32,
     /// The place that was looked at last for a row that has expired.
@@ -89,6 +105,9 @@ impl Rows {
             uses: 0,
             step: 0,
             version: 0,
+            life: None,
+            tombs: Tombs::default(),
+            scans: BTreeMap::new(),
             hand: 0,
             swept: 0,
             evicted: 0,
@@ -99,12 +118,13 @@ impl Rows {
     /// The most bytes by which such rows grow in a use of so many ids.
     pub(super) fn growth_max(spec: &TableSpec, ids: u64) -> u64 {
         let rule = RowRule::new(spec.rule, usize::try_from(spec.dim).expect("DIM_MAX"), None, Kernels::portable());
-        Arena::growth_max(rule.len(), ids) + ids * WAITING_BYTES.max(INDEX_BYTES)
+        Arena::growth_max(rule.len(), ids) + ids * (WAITING_BYTES.max(INDEX_BYTES) + Tombs::ENTRY_BYTES)
     }
 
     /// Bytes that are taken for them.
     pub(super) fn bytes(&self) -> u64 {
-        self.arena.bytes() + self.index.len() as u64 * INDEX_BYTES + self.waiting.len() as u64 * WAITING_BYTES
+        let [rows, waiting] = [self.index.len(), self.waiting.len()].map(|count| count as u64);
+        self.arena.bytes() + rows * INDEX_BYTES + waiting * WAITING_BYTES + self.tombs.bytes()
     }
 
     /// How often something was changed.
@@ -192,9 +212,10 @@ impl Rows {
                 place => place,
             };
             gradients.read(at, &mut gradient);
-            at_step.change(self.arena.row_mut(place), &mut gradient);
-            self.touch(place);
-            self.arena.mark_mut(place).score += 1.0;
+            let (row, mark) = self.arena.change(place, self.version + 1);
+            at_step.change(row, &mut gradient);
+            (mark.touched, mark.used_by) = (saturated(self.step), self.uses);
+            mark.score += 1.0;
         }
         self.version += 1;
         Ok(())
@@ -222,7 +243,7 @@ impl Rows {
             let step = self.step;
             let mark = self.arena.mark_mut(place);
             mark.score *= decay;
-            if mark.score < min_score || step - mark.touched > bounds.max_idle {
+            if mark.score < min_score || step - u64::from(mark.touched) > bounds.max_idle {
                 goes.push((mark.score, place));
             }
         }
@@ -246,6 +267,7 @@ impl Rows {
         self.arena.clear();
         (self.hand, self.swept) = (0, 0);
         self.version += 1;
+        self.tombs.clear(self.version);
     }
 
     /// What it counts.
@@ -265,7 +287,7 @@ impl Rows {
     fn touch(&mut self, place: u32) {
         let (step, uses) = (self.step, self.uses);
         let mark = self.arena.mark_mut(place);
-        (mark.touched, mark.used_by) = (step, uses);
+        (mark.touched, mark.used_by) = (saturated(step), uses);
     }
 
     fn check_ids(&self, ids: &[u64]) -> Result<()> {
@@ -291,32 +313,6 @@ impl Rows {
         Ok(())
     }
 
-    /// The training has come to this step. Rows that have expired go: those of these ids, and some others, so that all of them are looked at
-    /// while as many ids are used.
-    fn expire(&mut self, step: u64, ids: &[u64]) {
-        self.step = self.step.max(step);
-        if self.spec.ttl == 0 {
-            return;
-        }
-        for id in ids {
-            if let Some(place) = self.find(*id).filter(|place| self.has_expired(*place)) {
-                self.remove(place);
-            }
-        }
-        let places = self.arena.places();
-        for _ in 0..places.min(ids.len() as u32) {
-            self.swept = (self.swept + 1) % places;
-            if self.arena.is_taken(self.swept) && self.has_expired(self.swept) {
-                self.remove(self.swept);
-            }
-        }
-    }
-
-    /// Whether a row is gone because nobody has used it for long.
-    fn has_expired(&self, place: u32) -> bool {
-        self.spec.ttl > 0 && self.step - self.arena.mark(place).touched > self.spec.ttl
-    }
-
     /// Where the rows of these ids are.
     fn places_of(&self, ids: &[u64]) -> Vec<u32> {
         ids.iter().map(|id| self.find(*id).unwrap_or(NOWHERE)).collect()
@@ -333,7 +329,7 @@ impl Rows {
         for (id, place) in ids.iter().zip(&places) {
             if *place == NOWHERE {
                 without_row.push(*id);
-            } else if std::mem::replace(&mut self.arena.mark_mut(*place).used_by, uses) == uses {
+            } else if self.arena.note_use(*place, uses) == uses {
                 return Err(bad("id", format!("{id} comes twice")));
             }
         }
@@ -344,91 +340,15 @@ impl Rows {
         }
     }
 
-    /// Refuses a use for whose new rows there is no room, if rows do not make room or all are of this use.
-    fn check_room(&mut self, ids: &[u64], places: &[u32], gets_row: impl Fn(&Self, u64) -> bool) -> Result<()> {
-        let Some(rows_max) = self.rows_max() else { return Ok(()) };
-        let uses = self.uses;
-        let (mut new, mut of_this_use) = (Vec::new(), 0);
-        for (id, place) in ids.iter().zip(places) {
-            if *place != NOWHERE {
-                // What this use has is not what makes room for it.
-                self.arena.mark_mut(*place).used_by = uses;
-                of_this_use += 1;
-            } else if gets_row(self, *id) {
-                new.push(*id);
-            }
-        }
-        new.sort_unstable();
-        new.dedup();
-        let (rows, new) = (self.index.len() as u64, new.len() as u64);
-        let fits = match self.spec.full {
-            Full::Refuse => rows + new <= rows_max,
-            Full::Evict => of_this_use.min(rows) + new <= rows_max,
-        };
-        if fits || new == 0 {
-            return Ok(());
-        }
-        // Not one that is tried again: nothing says that there will be room.
-        Err(Error::FailedPrecondition {
-            what: format!(
-                "the table is full: the {} have {rows} rows, of {rows_max} that are their share of {}, and {new} more are wanted",
-                self.shards, self.spec.rows_max
-            ),
-            hint: match self.spec.full {
-                Full::Refuse => "declare the table with more rows or full=evict, or shrink it".to_owned(),
-                Full::Evict => {
-                    "declare the table with more rows: one use has more ids than it may have rows".to_owned()
-                }
-            },
-        })
-    }
-
-    /// The most rows of these shards.
-    fn rows_max(&self) -> Option<u64> {
-        (self.spec.rows_max > 0).then(|| self.share_of(self.spec.rows_max))
-    }
-
-    /// What these shards have of so many rows of the whole table.
-    fn share_of(&self, rows: u64) -> u64 {
-        (u128::from(rows) * u128::from(self.shards.count)).div_ceil(u128::from(TableSpec::SHARDS)) as u64
-    }
-
-    /// Whether an id without a row gets one by a push: if no number of pulls is due for it.
-    fn gets_row_by_push(&self, id: u64) -> bool {
-        self.spec.admission.after == 1 && self.spec.admits(id)
-    }
-
-    fn pulls_of(&self, id: u64) -> u32 {
-        self.waiting.find(TableSpec::hash_of(id), |waiting| waiting.id == id).map_or(0, |waiting| waiting.pulls)
-    }
-
-    /// An id without a row is pulled for training. Returns the place of its row, if it has one now.
-    fn admit(&mut self, id: u64) -> Option<u32> {
-        if !self.spec.admits(id) {
-            return None;
-        }
-        if self.spec.admission.after > 1 {
-            let hash = TableSpec::hash_of(id);
-            let entry = self.waiting.entry(hash, |waiting| waiting.id == id, |waiting| TableSpec::hash_of(waiting.id));
-            let mut entry = entry.or_insert(Waiting { id, pulls: 0 });
-            entry.get_mut().pulls += 1;
-            if entry.get().pulls < self.spec.admission.after {
-                return None;
-            }
-            entry.remove();
-        }
-        Some(self.make(id))
-    }
-
     /// Makes the row of an id, and lets another one make room for it if it must.
     fn make(&mut self, id: u64) -> u32 {
         if self.rows_max().is_some_and(|rows_max| self.index.len() as u64 >= rows_max) {
             let place = self.least_used();
             self.remove(place);
         }
-        let mark = Mark { id, touched: self.step, used_by: self.uses, score: 0.0 };
+        let mark = Mark { id, touched: saturated(self.step), used_by: self.uses, changed: 0, score: 0.0 };
         let place = self.arena.take(mark).expect("fewer rows than a server has memory for");
-        let row = self.arena.row_mut(place);
+        let (row, _) = self.arena.change(place, self.version + 1);
         let (values, _) = row.split_at_mut(usize::try_from(self.spec.dim).expect("DIM_MAX"));
         self.spec.begin(id, values);
         self.rule.begin(row);
@@ -437,39 +357,20 @@ impl Rows {
         place
     }
 
-    /// Of the next rows behind the hand that are not of this use, the one that was used longest ago.
-    ///
-    /// # Panics
-    /// If there is none.
-    fn least_used(&mut self) -> u32 {
-        let (uses, places) = (self.uses, self.arena.places());
-        let mut oldest: Option<(u32, u32)> = None;
-        let mut seen = 0;
-        for _ in 0..places {
-            let place = self.hand % places;
-            self.hand = place + 1;
-            let age = uses.wrapping_sub(self.arena.mark(place).used_by);
-            if !self.arena.is_taken(place) || age == 0 {
-                continue;
-            }
-            if oldest.is_none_or(|(before, _)| age > before) {
-                oldest = Some((age, place));
-            }
-            seen += 1;
-            if seen == CANDIDATES {
-                break;
-            }
-        }
-        oldest.expect("there is room for what a use has").1
-    }
-
+    /// Removes the row at a place, in the change that is under way.
     fn remove(&mut self, place: u32) {
         let id = self.arena.mark(place).id;
         let found = self.index.find_entry(TableSpec::hash_of(id), |of| *of == place);
         found.expect("a row is in the index").remove();
         self.arena.free(place);
+        self.tombs.push(id, self.version + 1, self.index.len());
         self.evicted += 1;
     }
+}
+
+/// A step as rows keep it.
+fn saturated(step: u64) -> u32 {
+    u32::try_from(step).unwrap_or(u32::MAX)
 }
 
 /// Something in a body that no worker of this version sends.

@@ -11,10 +11,11 @@ use gradlane_core::error::{Error, Result};
 use gradlane_core::mem::{Lease, Pool};
 use gradlane_core::transport::Outgoing;
 use gradlane_core::types::{ExchangeId, NodeId, PartId, Round, RowAction, ShrinkBounds, Turns, Version};
+use gradlane_core::wire::scan::{Begin, Next};
 use gradlane_core::wire::{Response, RowsAnswer, Target, checksum};
 
 use super::merge::Merged;
-use super::rows::{Counts, Gradients, Pulled, Rows};
+use super::rows::{Counts, Gradients, Pulled, Rows, SavedMark};
 use super::waiting::Waiting;
 use crate::node::accumulator::SumResources;
 use crate::node::command::{AskedRows, RowsStep, Served};
@@ -77,6 +78,7 @@ enum Answer {
     Nothing,
     Rows(Vec<u64>, Pulled),
     Counts(Counts),
+    Page(Vec<u8>),
 }
 
 impl RowStore {
@@ -98,20 +100,24 @@ impl RowStore {
                 let Some(part) = self.parts.get_mut(&id) else { return };
                 part.waiting.forget(exchange);
                 if part.uploads.remove(&exchange).is_some() {
-                    say(part.served(exchange, None));
+                    say(part.served(Some(exchange), None));
                 }
             }
             RowsStep::Leave { node } => {
-                if let Some(part) = self.parts.get_mut(&id) {
-                    part.ledger.remove(&node);
-                    part.waiting.leave(node);
-                    part.go_on(&self.resources, say);
+                let Some(part) = self.parts.get_mut(&id) else { return };
+                part.ledger.remove(&node);
+                if let Some(rows) = &mut part.rows {
+                    rows.end_scan(node);
                 }
+                say(part.served(None, None));
+                part.waiting.leave(node);
+                part.go_on(&self.resources, say);
             }
             RowsStep::Drop => {
                 let part = self.parts.remove(&id).into_iter();
                 for exchange in part.flat_map(|part| part.uploads.into_keys()) {
-                    say(Event::Served(Served { part: id, exchange, bytes: 0, refusal: None }));
+                    let exchange = Some(exchange);
+                    say(Event::Served(Served { part: id, exchange, bytes: 0, scan_bytes: 0, refusal: None }));
                 }
             }
         }
@@ -139,7 +145,7 @@ impl RowStore {
             part.rows = None;
             for exchange in std::mem::take(&mut part.uploads).into_keys() {
                 part.waiting.forget(exchange);
-                say(part.served(exchange, Some(rows_lost(*id))));
+                say(part.served(Some(exchange), Some(rows_lost(*id))));
             }
         }
     }
@@ -168,9 +174,9 @@ impl Part {
         }
     }
 
-    fn served(&self, exchange: ExchangeId, refusal: Option<Error>) -> Event {
-        let bytes = self.rows.as_ref().map_or(0, Rows::bytes);
-        Event::Served(Served { part: self.id, exchange, bytes, refusal })
+    fn served(&self, exchange: Option<ExchangeId>, refusal: Option<Error>) -> Event {
+        let [bytes, scan_bytes] = [Rows::bytes, Rows::scan_bytes].map(|bytes| self.rows.as_ref().map_or(0, bytes));
+        Event::Served(Served { part: self.id, exchange, bytes, scan_bytes, refusal })
     }
 
     /// Does a use whose body is whole, unless it waits, and then what has waited for it.
@@ -234,7 +240,7 @@ impl Part {
                 true
             }
             RowAction::Pull => waiting.holds_pull(*node, exchange),
-            RowAction::Push | RowAction::Look | RowAction::Shrink | RowAction::Stats | RowAction::Clear => false,
+            _ => false,
         };
         Ok(if waits { Turn::Later } else { Turn::Now })
     }
@@ -267,13 +273,25 @@ impl Part {
                 Answer::Nothing
             }
             (RowAction::Shrink, None) => Answer::Counts(rows.shrink(bounds(&upload.body)?)),
+            (RowAction::Changed, _) => {
+                let begin = Begin::decode(&upload.body)?;
+                Answer::Page(rows.begin_scan(&id.key.into(), upload.asked.node, begin, header.ids)?)
+            }
+            (RowAction::Page, _) => {
+                Answer::Page(rows.next_page(upload.asked.node, Next::decode(&upload.body), header.ids)?)
+            }
+            (RowAction::Restore, None) => {
+                let (marks, numbers) = upload.saved();
+                rows.restore(&upload.ids(), header.step, &marks, &numbers)?;
+                Answer::Nothing
+            }
             (RowAction::Clear, None) => {
                 rows.clear();
                 Answer::Nothing
             }
             (RowAction::Stats, _) => Answer::Counts(rows.counts()),
             (RowAction::Shrink, Some(counts)) => Answer::Counts(counts),
-            (RowAction::Push | RowAction::Clear, Some(_)) => Answer::Nothing,
+            (RowAction::Push | RowAction::Clear | RowAction::Restore, Some(_)) => Answer::Nothing,
         };
         if header.action.changes() && before.is_none() {
             let counts = if let Answer::Counts(counts) = answer { counts } else { Counts::default() };
@@ -317,18 +335,22 @@ impl Part {
         let AskedRows { header, epoch, block_bytes, .. } = *upload.asked;
         let refusal = match answer {
             Ok(answer) => {
+                let body_bytes = match &answer {
+                    Answer::Page(page) => page.len() as u64,
+                    _ => header.answer_bytes(),
+                };
                 let answered = RowsAnswer {
                     target: Target { epoch, ..header.target },
                     version: Version(self.rows.as_ref().map_or(0, Rows::version)),
-                    body_bytes: header.answer_bytes(),
-                    checksum: header.checksum.is_some() && header.answer_bytes() > 0,
+                    body_bytes,
+                    checksum: header.checksum.is_some() && body_bytes > 0,
                 };
                 self.send(resources, exchange, answered, &answer, block_bytes, say);
                 None
             }
             Err(error) => Some(error),
         };
-        say(self.served(exchange, refusal));
+        say(self.served(Some(exchange), refusal));
     }
 
     /// Sends an answer and its body, in blocks.
@@ -364,6 +386,10 @@ impl Part {
                     });
                 }
             }
+            (Answer::Page(page), _) => {
+                let run = usize::try_from(block_bytes).unwrap_or(usize::MAX).max(1);
+                page.chunks(run).for_each(|bytes| block(bytes.len(), &mut |to| resources.copies.copy(bytes, to)));
+            }
             (Answer::Counts(counts), _) => block(8 * counts.len(), &mut |to| {
                 to.as_chunks_mut().0.iter_mut().zip(counts).for_each(|(to, count)| *to = count.to_le_bytes());
             }),
@@ -395,6 +421,19 @@ impl Upload {
 
     fn gradients(&self, codec: RowCodec) -> Came<'_> {
         Came { codec, bytes: &self.body[self.bytes_of_ids()..] }
+    }
+
+    /// Of a restore: what is known of each row, and the numbers of all rows.
+    fn saved(&self) -> (Vec<SavedMark>, Vec<f32>) {
+        let bytes = &self.body[self.bytes_of_ids()..];
+        let count = usize::try_from(self.asked.header.ids).expect("IDS_MAX");
+        let (marks, numbers) = bytes.split_at(count * RowAction::MARK_BYTES as usize);
+        let mark = |bytes: &[u8; 8]| {
+            let [touched, score] = [0, 1].map(|half| bytes.as_chunks().0[half]);
+            SavedMark { touched: u32::from_le_bytes(touched), score: f32::from_le_bytes(score) }
+        };
+        let number = |bytes: &[u8; 4]| f32::from_le_bytes(*bytes);
+        (marks.as_chunks().0.iter().map(mark).collect(), numbers.as_chunks().0.iter().map(number).collect())
     }
 
     fn bytes_of_ids(&self) -> usize {

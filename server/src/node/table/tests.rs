@@ -9,6 +9,7 @@ use gradlane_core::mem::{Copies, Pool};
 use gradlane_core::reduce::Kernels;
 use gradlane_core::transport::Outgoing;
 use gradlane_core::types::{ExchangeId, LinkId, PartId, Phase, Round, RowAction, Shards, TableSpec, TensorKey, Time};
+use gradlane_core::wire::scan::{Begin, Front, Next};
 use gradlane_core::wire::{Request, Response, Rows, Target, checksum};
 
 use crate::node::accumulator::SumResources;
@@ -312,6 +313,57 @@ fn nothing_is_left_of_a_name_that_ended() {
     assert_eq!((world.booked(), world.store.rows().len()), (0, 0));
 }
 
+#[test]
+fn a_scan_that_has_more_pages_is_booked_and_given_back_at_its_end_or_when_its_worker_leaves() {
+    let mut world = World::of(2);
+    let ids: Vec<u64> = (0..200).collect();
+    world.pull(0, 0, &ids);
+    let booked = world.booked();
+    let front = world.scanned(1, 0, RowAction::Changed, 400, &begin(None)).unwrap();
+    assert!(front.next > 0 && world.booked() >= booked + 200 * 16, "a copy of all rows may be needed");
+    world.push(0, 1, &ids, &[1.0; 400]).unwrap();
+    let next = |cursor| Next { life: 3, version: front.version, cursor }.encode();
+    let second = world.scanned(1, 1, RowAction::Page, 400, &next(front.next)).unwrap();
+    assert_eq!((second.version, second.life), (front.version, 3));
+    world.scanned(1, 2, RowAction::Page, 400, &next(RowAction::END)).unwrap();
+    assert_eq!(world.booked(), booked);
+    world.scanned(1, 3, RowAction::Changed, 400, &begin(None)).unwrap();
+    assert!(world.booked() > booked);
+    world.node.handle_member(MemberEvent::View(view(1, 2, Phase::Running)));
+    world.settle();
+    assert_eq!(world.booked(), booked, "nobody reads on");
+}
+
+#[test]
+fn a_scan_for_which_there_is_no_memory_is_refused_and_so_is_one_of_another_life() {
+    let mut world = World::with(1, |config| config.memory_bytes_max = 800 << 10);
+    let ids: Vec<u64> = (0..10_000).collect();
+    ids.chunks(1000).zip(0..).for_each(|(ids, round)| drop(world.pull(0, round, ids)));
+    let booked = world.booked();
+    let refused = world.scanned(0, 9, RowAction::Changed, 400, &begin(None)).unwrap_err();
+    assert_eq!((refused.code(), world.booked()), (Code::ResourceExhausted, booked));
+    let mut world = World::of(1);
+    world.push(0, 0, &[5], &[1.0; 2]).unwrap();
+    let refused = world.scanned(0, 1, RowAction::Changed, 400, &begin(Some((9, 0)))).unwrap_err();
+    assert!(matches!(&refused, Error::FullResyncNeeded { .. }), "{refused}");
+}
+
+#[test]
+fn a_restore_that_comes_again_is_not_done_again() {
+    let mut world = World::of(1);
+    let header = world.header(RowAction::Restore, &[5], 1);
+    let body =
+        [&bytes_of(&[5])[..], &7u32.to_le_bytes(), &2f32.to_le_bytes(), &3f32.to_le_bytes(), &4f32.to_le_bytes()];
+    for _ in 0..2 {
+        let exchange = world.open(0, header);
+        world.bring(exchange, &body.concat());
+        assert_eq!(world.outcome(exchange), Some(Ok(Vec::new())));
+        let version = world.scanned(0, 1, RowAction::Changed, 400, &begin(None)).unwrap().version;
+        assert_eq!(version, 1);
+    }
+    assert_eq!(world.pull(0, 2, &[5]), [3.0, 4.0]);
+}
+
 struct World {
     node: Node,
     store: Store,
@@ -406,6 +458,14 @@ impl World {
         body.as_chunks().0.iter().map(|bytes| u64::from_le_bytes(*bytes)).collect()
     }
 
+    /// The front of the page that comes.
+    fn scanned(&mut self, rank: u32, round: u64, action: RowAction, most: u64, body: &[u8]) -> Result<Front, Error> {
+        let exchange = self.open(rank, Rows { ids: most, ..header(action, &[], round) });
+        self.bring(exchange, body);
+        let page = self.outcome(exchange).expect("a scan has an answer")?;
+        Ok(Front::decode(&page, &SPEC.parse().unwrap(), false).unwrap().0)
+    }
+
     fn pull(&mut self, rank: u32, round: u64, ids: &[u64]) -> Vec<f32> {
         let exchange = self.open(rank, header(RowAction::Pull, ids, round));
         self.bring(exchange, &bytes_of(ids));
@@ -496,6 +556,10 @@ fn floats_of(bytes: &[u8]) -> Vec<f32> {
 
 fn bytes_of(ids: &[u64]) -> Vec<u8> {
     ids.iter().flat_map(|id| id.to_le_bytes()).collect()
+}
+
+fn begin(since: Option<(u64, u64)>) -> [u8; 32] {
+    Begin { life: 3, since, with_state: false }.encode()
 }
 
 fn part() -> PartId {

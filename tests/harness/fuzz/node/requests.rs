@@ -2,7 +2,7 @@
 
 use gradlane_core::types::{
     Access, ClockKey, CodecSpec, DType, Encoding, Epoch, KeyPart, LinkId, Mode, Op, PartId, Participants, Round,
-    RowAction, Shards, TensorKey, Version, WorkerId,
+    RowAction, Shards, TableSpec, TensorKey, Version, WorkerId,
 };
 use gradlane_core::wire::{
     About, AnswerResidual, Body, Contribute, Contribution, Header, Hold, Request, ResidualAction, Restore, Rows, Sent,
@@ -206,12 +206,17 @@ impl World {
         let text =
             ["sgd;dim=1", "adam;dim=2,after=2,rows=2048", "adagrad;dim=3,full=evict,rows=1024"][(key.0 % 3) as usize];
         let action = input.pick(&RowAction::ALL);
-        let ids = if action.has_ids() { u64::from(input.below(5)) } else { 0 };
+        let spec: TableSpec = text.parse().expect("a table");
+        let ids = match action {
+            _ if action.has_ids() => u64::from(input.below(5)),
+            _ if action.scans() => RowAction::page_bytes_min(&spec) + u64::from(input.byte()),
+            _ => 0,
+        };
         let header = Rows {
             target,
             action,
             urgency: form & 7,
-            spec: text.parse().expect("a table"),
+            spec,
             shards: Shards::ALL,
             step: u64::from(input.below(9)),
             ids,

@@ -436,6 +436,7 @@ impl Witness {
             | Error::StillRunning { .. }
             | Error::QuorumLost { .. }
             | Error::StateLost { .. }
+            | Error::FullResyncNeeded { .. }
             | Error::NotFound { .. }
             | Error::CorruptCheckpoint { .. }
             | Error::Internal { .. } => false,

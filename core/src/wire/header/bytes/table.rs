@@ -86,8 +86,11 @@ impl Fields<'_> {
             return Err(self.bad("shards", format!("are {count} from {first} on")));
         }
         let ids = self.length("ids", at::IDS, TableSpec::IDS_MAX)?;
-        if ids > 0 && !action.has_ids() {
+        if ids > 0 && !action.has_ids() && !action.scans() {
             return Err(self.bad("ids", format!("are {ids} for a {action}")));
+        }
+        if action.scans() && ids < RowAction::page_bytes_min(&spec) {
+            return Err(self.bad("page length", format!("is {ids}, which holds no row")));
         }
         let check = u32::from_le_bytes(self.array(at::CHECK));
         let checksum = match self.bytes[at::FLAGS] {
@@ -96,7 +99,10 @@ impl Fields<'_> {
             CHECKSUM => Some(check),
             flags => return Err(self.bad("flags", format!("are {flags:#04x}"))),
         };
-        let step = self.count(at::STEP, "step")?;
+        let step = u64::from_le_bytes(self.array(at::STEP));
+        if step > Rows::STEP_MAX {
+            return Err(self.bad("step", format!("is {step}, above {}", Rows::STEP_MAX)));
+        }
         let (target, urgency, shards) = (self.target(at::ROUND)?, self.urgency()?, Shards { first, count });
         let header = Rows { target, action, urgency, spec, shards, step, ids, checksum };
         let body_bytes = self.length("body length", front_at::BODY_BYTES, limits::PART_BYTES_MAX)?;
@@ -130,17 +136,12 @@ impl Fields<'_> {
             flags => return Err(self.bad("flags", format!("are {flags:#04x}"))),
         };
         let body_bytes = self.length("length", front_at::BODY_BYTES, limits::PART_BYTES_MAX)?;
-        let version = Version(self.count(at::VERSION, "version")?);
-        Ok(RowsAnswer { target: self.target(at::ROUND)?, version, body_bytes, checksum })
-    }
-
-    /// A number that grows by one at a time.
-    fn count(&self, at: usize, field: &str) -> Result<u64> {
-        let count = u64::from_le_bytes(self.array(at));
-        if count > limits::ROUND_MAX {
-            return Err(self.bad(field, format!("is {count}, above {}", limits::ROUND_MAX)));
+        let version = u64::from_le_bytes(self.array(at::VERSION));
+        if version > limits::ROUND_MAX {
+            return Err(self.bad("version", format!("is {version}, above {}", limits::ROUND_MAX)));
         }
-        Ok(count)
+        let version = Version(version);
+        Ok(RowsAnswer { target: self.target(at::ROUND)?, version, body_bytes, checksum })
     }
 }
 

@@ -228,6 +228,24 @@ fn golden_bytes() {
             "01060104000200014d000000000000004c0000000000000000000000efbeadde",
             "7367643a6c723d302e313b64696d3d322c736565643d37"
         ),
+        // the beginning of a scan
+        concat!(
+            "474c4e4519035700020000000300000008070605040302010900000020000000",
+            "01060107000200014d000000000000004c0000000000000000100000efbeadde",
+            "7367643a6c723d302e313b64696d3d322c736565643d37"
+        ),
+        // its next page, without a checksum
+        concat!(
+            "474c4e4519035700020000000300000008070605040302010900000018000000",
+            "01060008000200014d000000000000004c000000000000000000100000000000",
+            "7367643a6c723d302e313b64696d3d322c736565643d37"
+        ),
+        // a restore of rows
+        concat!(
+            "474c4e4519035700020000000300000008070605040302010900000048000000",
+            "01060109000200014d000000000000004c0000000000000003000000efbeadde",
+            "7367643a6c723d302e313b64696d3d322c736565643d37"
+        ),
         // rows
         concat!(
             "474c4e4519034000020000000300000008070605040302010900000000100000",
@@ -401,6 +419,25 @@ fn each_bad_field_of_a_use_is_named() {
     assert_eq!(field_of(&value), "version");
     (value[55], value[35]) = (0, 5);
     assert_eq!(field_of(&value), "fate");
+}
+
+#[test]
+fn each_bad_field_of_a_use_of_rows_is_named() {
+    let scan = |header: &Header| matches!(header, Header::Rows(rows) if rows.action.scans());
+    let scan = samples::headers().into_iter().find(scan).expect("a scan").encode();
+    for (at, value, field) in [
+        (35, 10, "action"),
+        (35, 1, "body length"),
+        (34, 2, "flags"),
+        (39, 9, "shards"),
+        (52, 1, "step"),
+        (57, 0, "page length"),
+        (59, 1, "ids"),
+    ] {
+        let mut bytes = scan.clone();
+        bytes[at] = value;
+        assert_eq!(field_of(&bytes), field, "byte {at}");
+    }
 }
 
 /// A mode, its clock, and where that stands lie behind the front, at byte 64.

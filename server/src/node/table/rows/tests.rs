@@ -235,7 +235,7 @@ fn pulled(rows: &mut Rows, ids: &[u64], trains: bool) -> Vec<f32> {
     came
 }
 
-fn bounds(decay: f64, min_score: f64, max_idle: u64) -> ShrinkBounds {
+pub(super) fn bounds(decay: f64, min_score: f64, max_idle: u64) -> ShrinkBounds {
     ShrinkBounds { decay, min_score, max_idle, ..ShrinkBounds::KEEP }
 }
 
@@ -260,10 +260,10 @@ impl<const N: usize> Gradients for [f32; N] {
 }
 
 /// Numbers that follow from a seed.
-struct Random(u64);
+pub(super) struct Random(pub(super) u64);
 
 impl Random {
-    fn below(&mut self, limit: u64) -> u64 {
+    pub(super) fn below(&mut self, limit: u64) -> u64 {
         self.0 = TableSpec::hash_of(self.0);
         self.0 % limit
     }
