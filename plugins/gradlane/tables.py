@@ -48,10 +48,14 @@ told `tables_apart=True`. If a server is lost, a job with tables ends, or, with 
         if gl.rank() == 0 and found:
             table.load("runs/a/items", snapshot=found.extra["items"])
         gl.barrier("items are there")
-        ...
-        if gl.rank() == 0 and step % 100 == 0:
-            items = table.save("runs/a/items")
-            gl.checkpoint.save("runs/a/net", extra={"step": step, "items": items.number}, tables_apart=True)
+        for step in range(found.extra["step"] + 1 if found else 0, 10_000):
+            ...
+            if step % 100 == 0:
+                gl.barrier("all have pushed")               # so that table and parameters are of one step
+                if gl.rank() == 0:
+                    items = table.save("runs/a/items")
+                    gl.checkpoint.save("runs/a/net", extra={"step": step, "items": items.number}, tables_apart=True)
+                gl.barrier("all is saved")
 
     gl.checkpoint.run(train)
 """

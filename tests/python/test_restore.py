@@ -321,3 +321,58 @@ say(f"rank end: {total!r} after {attempts}")
     undisturbed = launch(script, tmp_path / "calm", 20, {}, transport)
     disturbed = launch(script, tmp_path / "run", 20, {7: (0.001, 0), 16: (0.0, 1)}, transport)
     assert digest_of(disturbed) == (digest_of(undisturbed)[0], 3), disturbed.output
+
+
+TABLE = (
+    BEGIN
+    + """
+import hashlib
+from gradlane.tables import Table
+
+def train():
+    global attempts
+    attempts += 1
+    parameters.init("weights", np.zeros(5, np.float32))
+    table = Table("items", 2, rule=rules.Adagrad(lr=0.1), init="uniform", scale=0.5)
+    found = checkpoint.resume(path)
+    if gl.rank() == 0 and found:
+        table.load(path + "-items", snapshot=found.extra["items"])
+    gl.barrier("items are there")
+    begin = found.extra["step"] if found else 0
+    say(f"rank {gl.rank()} attempt {attempts}: from {begin}")
+    for step in range(begin, STEPS):
+        kill_if_due(step)
+        if step % 2 == gl.rank():
+            rng = np.random.default_rng(step)
+            table.push(rng.integers(0, 400, 100), rng.standard_normal((100, 2)).astype(np.float32), step=step)
+            parameters.push("weights", np.ones(5, np.float32), update="add")
+        gl.barrier("all have pushed")
+        if gl.rank() == 0 and step % 3 == 2:
+            # Each delta is of the snapshot before it, but for the first one since the table was begun.
+            items = table.save(path + "-items", delta=step > begin + 3, keep=3)
+            checkpoint.save(path, keep=3, extra={"step": step + 1, "items": items.number}, tables_apart=True)
+        gl.barrier("table and parameters are of one step")
+    changed = table.changed(state=True)
+    order, whole = np.argsort(changed.ids), hashlib.sha256(np.sort(changed.ids).tobytes())
+    for part in (changed.rows, changed.state.touched, changed.state.score, changed.state.numbers):
+        whole.update(part[order].tobytes())
+    weights = np.empty(5, np.float32)
+    parameters.pull("weights", weights)
+    return f"{weights[0]:.0f} {whole.hexdigest()[:16]}"
+
+digest = checkpoint.run(train)
+gl.shutdown()
+say(f"rank end: {digest} after {attempts}")
+"""
+)
+
+
+@pytest.mark.over("shm", "quic")
+def test_a_table_comes_back_from_its_snapshot_beside_the_checkpoint_of_the_parameters(tmp_path, transport):
+    """To the bit, with what the rule keeps."""
+    undisturbed = launch(TABLE, tmp_path / "calm", 24, {}, transport)
+    disturbed = launch(TABLE, tmp_path / "run", 24, {7: (0.0, 0), 16: (0.001, 1)}, transport)
+    digest, attempts = digest_of(disturbed)
+    assert (digest, 1) == digest_of(undisturbed) and digest.startswith("24 "), disturbed.output
+    assert attempts == 3, disturbed.output
+    assert_same_beginnings(disturbed)
