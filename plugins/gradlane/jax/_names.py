@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import weakref
 import zlib
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import jax
@@ -16,7 +17,15 @@ from gradlane._names import namespace
 from gradlane._operations import check_name
 from gradlane.errors import InvalidArgumentError
 
-with jax.ensure_compile_time_eval(), jax.extend.core.take_current_trace() as _outermost:
+if hasattr(jax.extend.core, "take_current_trace"):
+    _current_trace: Callable[[], AbstractContextManager[Any]] = jax.extend.core.take_current_trace
+else:  # JAX 0.8
+
+    def _current_trace() -> AbstractContextManager[Any]:
+        return nullcontext(jax.core.trace_ctx.trace)
+
+
+with jax.ensure_compile_time_eval(), _current_trace() as _outermost:
     _EVALUATION: type = type(_outermost)
     """The class of the trace that traces nothing."""
 
@@ -83,7 +92,7 @@ def is_evaluated() -> bool:
 
 def present_traces() -> Iterator[Any]:
     """The trace of the function that runs now, and those around it."""
-    with jax.extend.core.take_current_trace() as trace:
+    with _current_trace() as trace:
         pass
     while trace is not None and not isinstance(trace, _EVALUATION):
         yield trace
@@ -92,7 +101,7 @@ def present_traces() -> Iterator[Any]:
 
 def _present_trace() -> weakref.ref[Any] | None:
     """The trace of a function that runs now; None outside of all."""
-    with jax.extend.core.take_current_trace() as trace:
+    with _current_trace() as trace:
         return None if isinstance(trace, _EVALUATION) else weakref.ref(trace)
 
 
