@@ -177,8 +177,8 @@ def rows_of(variable: Any) -> TableRows | None:
 def _check_backend() -> None:
     name = keras.backend.backend()
     if name != "tensorflow":
-        other = {"torch": "gradlane.torch.Embedding", "jax": "gradlane.jax.pull and push"}.get(name, "Keras' backend tensorflow")
-        raise UnsupportedError(f"gradlane.keras.Embedding with Keras' backend {name!r}; use {other}, or KERAS_BACKEND=tensorflow")
+        there = {"torch": "gradlane.torch.Embedding, or ", "jax": "gradlane.jax.pull and push, or "}.get(name, "")
+        raise UnsupportedError(f"gradlane.keras.Embedding with Keras' backend {name!r}; use {there}KERAS_BACKEND=tensorflow")
 
 
 def _is_whole(number: object, below: int) -> bool:
