@@ -29,12 +29,12 @@ class Embedding(keras.layers.Layer):
         )
         model.compile(optimizer=gl.DistributedOptimizer(keras.optimizers.Adam()), loss=...)
 
-    With `training=True` a pass pulls the rows of its ids, and makes those that are missing. Otherwise it looks: it makes no rows.
-    A backward pass leaves the gradients of the rows. `DistributedOptimizer` sends them in its step, also if the job has one worker:
-    one push for each table, whose gradients of one id are added up. With accumulated gradients it sends their mean, when Keras
-    updates the weights. Nothing is averaged over the workers: the servers apply what each worker sends when it comes, by the rule of
-    the table, and nobody waits. The learning rate is in the rule, and clipping by the optimizer does not see these gradients. A
-    training loop with another optimizer calls `push()`.
+    With `training=True` a pass pulls the rows of its ids, and makes those that are missing. Otherwise it looks: it makes no rows. A
+    backward pass leaves the gradients of the rows. `DistributedOptimizer` sends them in its step, also if the job has one worker:
+    one push for each table, whose gradients of one id are added up; the sparse steps of Keras' Adagrad take each of them alone.
+    With accumulated gradients it sends their mean, when Keras updates the weights. Nothing is averaged over the workers: the
+    servers apply what each worker sends when it comes, by the rule of the table, and nobody waits. The learning rate is in the
+    rule, and clipping by the optimizer does not see these gradients. A training loop with another optimizer calls `push()`.
 
     The rows are no weights of the model: it neither counts nor saves them. Its one weight, `anchor`, is a scalar that stays zero;
     gradients flow through it. With `layer.trainable = False` all passes look. Copies, and models that were loaded, use the same

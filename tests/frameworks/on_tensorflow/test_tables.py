@@ -432,7 +432,7 @@ def test_a_scaled_loss_xla_and_vectorization_are_refused():
 
 
 def test_other_backends_are_refused_with_what_to_use_there(monkeypatch):
-    for backend, there in [("jax", r"jax\.pull and push, or "), ("torch", r"torch\.Embedding, or "), ("numpy", "")]:
+    for backend, there in [("jax", r"jax\.pull and push, or "), ("numpy", "")]:
         stand_in = SimpleNamespace(backend=SimpleNamespace(backend=lambda backend=backend: backend))
         monkeypatch.setattr(gradlane.keras.embedding, "keras", stand_in)
         with pytest.raises(UnsupportedError, match=f"backend '{backend}'; use .*{there}KERAS_BACKEND=tensorflow"):
