@@ -66,8 +66,8 @@ mod tests {
     use std::sync::mpsc::channel;
 
     use gradlane_core::Error;
-    use gradlane_core::engine::Scan;
     use gradlane_core::config::Config;
+    use gradlane_core::engine::Scan;
     use gradlane_core::types::{Priority, RowAction, ShrinkBounds};
 
     use crate::Session;

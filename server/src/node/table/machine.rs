@@ -41,8 +41,6 @@ struct Part {
     booked: u64,
     /// Bytes that are booked for scans.
     booked_for_scans: u64,
-    /// Who has used it.
-    users: BTreeSet<NodeId>,
     /// Its exchanges, by worker.
     open: BTreeSet<(NodeId, ExchangeId)>,
 }
@@ -116,9 +114,8 @@ impl Tables {
         // The numbers of an answer exist twice for a moment.
         let booked = [header.body_bytes() * 2 + header.answer_bytes() + growth, header.answer_bytes()];
         budget.take(now, booked.iter().sum())?;
-        let new = || Part { claim, booked: 0, booked_for_scans: 0, users: BTreeSet::new(), open: BTreeSet::new() };
+        let new = || Part { claim, booked: 0, booked_for_scans: 0, open: BTreeSet::new() };
         let part = self.parts.entry(id).or_insert_with(new);
-        part.users.insert(sender.node);
         part.open.insert((sender.node, exchange));
         let (about, has_body) = (header.about(), header.body_bytes() > 0);
         let entry = Exchange { sender, about, round, booked, has_body, is_open: true, is_served: false };
@@ -177,7 +174,7 @@ impl Tables {
         budget: &mut Budget,
     ) {
         self.membership = Some(Arc::clone(&next));
-        self.workers = next.nodes();
+        let before = std::mem::replace(&mut self.workers, next.nodes());
         match succession {
             Succession::Same => {}
             Succession::Fewer => {
@@ -187,13 +184,11 @@ impl Tables {
                 for exchange in gone {
                     self.reject(exchange, &Error::Fenced { current: next.epoch }, budget);
                 }
-                let mut left = Vec::new();
-                for (id, part) in &mut self.parts {
-                    let gone = part.users.iter().copied().filter(|node| !next.has(*node));
-                    left.extend(gone.map(|node| (*id, node)));
-                    part.users.retain(|node| next.has(*node));
+                // Also of those who have not used a part, because others may wait for them.
+                let parts: Vec<PartId> = self.parts.keys().copied().collect();
+                for node in before.iter().filter(|node| !next.has(**node)) {
+                    parts.iter().for_each(|id| self.step(*id, RowsStep::Leave { node: *node }));
                 }
-                left.into_iter().for_each(|(id, node)| self.step(id, RowsStep::Leave { node }));
             }
             Succession::End(error) => {
                 while let Some(part) = self.parts.keys().next().copied() {
