@@ -146,7 +146,7 @@ fn a_use_of_the_residual_of_the_answers_is_of_the_next_round_and_is_none() {
     ] {
         let spec = fed_back();
         let terms = Terms { demand: Demand::AnswerResidual(of), timeout: None };
-        world.worker.submit_all(world.now, &[spec.clone()], |_| tensor(&spec, None), terms).unwrap();
+        world.worker.submit_all(world.now, std::slice::from_ref(&spec), |_| tensor(&spec, None), terms).unwrap();
         world.commands();
         let step = world.worker.take(world.now, Stage::Push).unwrap();
         let Action::Push { header: Request::AnswerResidual(header), landing: found, .. } = step.action else {
@@ -171,10 +171,10 @@ fn a_residual_of_the_answers_is_not_used_while_the_tensor_is_reduced() {
     round(&mut world);
     let (spec, terms) = (fed_back(), Terms { demand: Demand::AnswerResidual(ResidualUse::Read), timeout: None });
     let (task, _) = encode(&mut world);
-    let refused = world.worker.submit_all(world.now, &[spec.clone()], |_| tensor(&spec, None), terms);
+    let refused = world.worker.submit_all(world.now, std::slice::from_ref(&spec), |_| tensor(&spec, None), terms);
     assert!(matches!(refused, Err(Error::FailedPrecondition { .. })), "{refused:?}");
     finish(&mut world, task, Contributors::Due);
-    assert!(world.worker.submit_all(world.now, &[spec.clone()], |_| tensor(&spec, None), terms).is_ok());
+    assert!(world.worker.submit_all(world.now, std::slice::from_ref(&spec), |_| tensor(&spec, None), terms).is_ok());
 }
 
 #[test]

@@ -43,7 +43,7 @@ fn rows_are_those_of_a_map_whatever_comes() {
                     once.sort_unstable();
                     once.dedup();
                     let gradients: Vec<f32> = (0..2 * once.len()).map(|_| random.below(9) as f32).collect();
-                    rows.push(&once, step, &mut gradients.clone()).unwrap();
+                    rows.push(&once, step, &gradients.clone()).unwrap();
                     for (id, gradient) in once.iter().zip(gradients.chunks(2)) {
                         let row = oracle.entry(*id).or_default();
                         row.iter_mut().zip(gradient).for_each(|(value, gradient)| *value -= gradient);
@@ -71,16 +71,16 @@ fn a_use_that_is_wrong_changes_nothing() {
     let mut rows =
         Rows::new("sgd:lr=1;dim=1,rows=1024".parse().unwrap(), Shards { first: 0, count: 512 }, Kernels::detect());
     let [ours, other] = [true, false].map(|ours| (0..).find(|id| rows.shards.have(*id) == ours).unwrap());
-    rows.push(&[ours], 1, &mut [1.0]).unwrap();
+    rows.push(&[ours], 1, &[1.0]).unwrap();
     let before = (rows.counts(), rows.version(), pulled(&mut rows, &[ours], false));
     let second = (ours + 1..).find(|id| rows.shards.have(*id)).unwrap();
     let many: Vec<u64> = (0..).filter(|id| rows.shards.have(*id)).take(513).collect();
     for (wrong, named) in [
-        (rows.push(&[ours, other], 1, &mut [1.0; 2]), "of shard"),
-        (rows.push(&[ours, ours], 1, &mut [1.0; 2]), "comes twice"),
-        (rows.push(&[second, second], 1, &mut [1.0; 2]), "comes twice"),
-        (rows.push(&[ours, second], 1, &mut [1.0, f32::NAN]), "not finite"),
-        (rows.push(&many, 1, &mut [1.0; 513]), "of 512 that are their share of 1024"),
+        (rows.push(&[ours, other], 1, &[1.0; 2]), "of shard"),
+        (rows.push(&[ours, ours], 1, &[1.0; 2]), "comes twice"),
+        (rows.push(&[second, second], 1, &[1.0; 2]), "comes twice"),
+        (rows.push(&[ours, second], 1, &[1.0, f32::NAN]), "not finite"),
+        (rows.push(&many, 1, &[1.0; 513]), "of 512 that are their share of 1024"),
         (rows.pull(&[other], false, 1).map(drop), "of shard"),
         (rows.pull(&many, true, 1).map(drop), "of 512 that are their share of 1024"),
     ] {
@@ -97,7 +97,7 @@ fn an_id_gets_its_row_at_the_pull_that_admits_it() {
     assert_ne!(first, [0.0]);
     for _ in 0..2 {
         assert_eq!(pulled(&mut rows, &[8], true), [0.0]);
-        rows.push(&[8], 1, &mut [1.0]).unwrap();
+        rows.push(&[8], 1, &[1.0]).unwrap();
     }
     assert_eq!(
         (rows.counts()[2], rows.counts()[3], rows.counts()[5]),
@@ -105,7 +105,7 @@ fn an_id_gets_its_row_at_the_pull_that_admits_it() {
         "no row, one waits, two were dropped"
     );
     assert_eq!(pulled(&mut rows, &[8], true), first);
-    rows.push(&[8], 1, &mut [1.0]).unwrap();
+    rows.push(&[8], 1, &[1.0]).unwrap();
     assert_eq!(pulled(&mut rows, &[8], false), [first[0] - 1.0]);
     assert_eq!((rows.counts()[2], rows.counts()[3]), (1, 0));
 }
@@ -115,7 +115,7 @@ fn ids_that_are_not_admitted_never_get_a_row() {
     let mut rows = rows_of("sgd:lr=1;dim=1,share=0.5");
     let ids: Vec<u64> = (0..1000).collect();
     pulled(&mut rows, &ids, true);
-    rows.push(&ids, 1, &mut [1.0; 1000]).unwrap();
+    rows.push(&ids, 1, &[1.0; 1000]).unwrap();
     let admitted = ids.iter().filter(|id| rows.spec.admits(**id)).count() as u64;
     assert_eq!((rows.counts()[2], rows.counts()[5]), (admitted, 1000 - admitted));
     assert!((400..600).contains(&admitted));
@@ -126,7 +126,7 @@ fn a_full_table_lets_rows_make_room_but_none_of_the_use_itself() {
     let mut rows = rows_of("sgd:lr=1;dim=1,rows=8,full=evict");
     pulled(&mut rows, &[0, 1, 2, 3, 4, 5, 6, 7], true);
     pulled(&mut rows, &[1, 2, 3, 4, 5, 6, 7], true);
-    rows.push(&[1], 1, &mut [1.0]).unwrap();
+    rows.push(&[1], 1, &[1.0]).unwrap();
     pulled(&mut rows, &[100], true);
     assert!(rows.find(0).is_none() && rows.find(1).is_some() && rows.find(100).is_some(), "the oldest has made room");
     let many: Vec<u64> = (200..208).collect();
@@ -144,13 +144,13 @@ fn a_shrink_removes_what_is_worth_little_and_what_is_idle() {
     let mut rows = rows_of("sgd:lr=1;dim=1");
     for step in 1..=4 {
         let ids: Vec<u64> = (0..step).collect();
-        let mut gradients = vec![1.0; ids.len()];
-        rows.push(&ids, step, &mut gradients).unwrap();
+        let gradients = vec![1.0; ids.len()];
+        rows.push(&ids, step, &gradients).unwrap();
     }
     // Scores 4, 3, 2, 1, and all used at step 4.
     assert_eq!(rows.shrink(bounds(0.5, 1.0, 10))[..3], [4, 1, 3], "the score of 3 is 0.5 now");
     assert!(rows.find(2).is_some() && rows.find(3).is_none());
-    rows.push(&[0], 20, &mut [1.0]).unwrap();
+    rows.push(&[0], 20, &[1.0]).unwrap();
     assert_eq!(rows.shrink(bounds(1.0, 0.0, 15))[..3], [3, 2, 1], "1 and 2 were not used for 16 steps");
     assert_eq!(rows.counts()[1], 3);
 }
@@ -210,10 +210,10 @@ fn memory_is_what_was_said() {
 fn rules_follow_the_steps_of_the_training() {
     let rule: Rule = "adam:lr=0.1".parse().unwrap();
     let mut rows = Rows::new(TableSpec::of(rule, 1), Shards::ALL, Kernels::detect());
-    rows.push(&[1], 10, &mut [1.0]).unwrap();
+    rows.push(&[1], 10, &[1.0]).unwrap();
     let late = pulled(&mut rows, &[1], false)[0];
     let mut fresh = Rows::new(TableSpec::of(rule, 1), Shards::ALL, Kernels::detect());
-    fresh.push(&[1], 0, &mut [1.0]).unwrap();
+    fresh.push(&[1], 0, &[1.0]).unwrap();
     assert_ne!(late, pulled(&mut fresh, &[1], false)[0], "the correction of the averages is that of step 11");
 }
 

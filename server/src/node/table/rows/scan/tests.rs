@@ -83,7 +83,7 @@ fn rows_that_are_put_back_are_what_they_were_and_train_on_alike() {
     let page = rows.begin_scan(&Tensors::Unknown, READER, begin(None), 1 << 20).unwrap();
     read(&rows.spec, &page, &mut copy);
     // It is removed, because its score says so.
-    other.push(&[99], 0, &mut [1.0; 2]).unwrap();
+    other.push(&[99], 0, &[1.0; 2]).unwrap();
     put_back(&mut other, &copy, &[99]);
     assert_eq!(all(&other), all(&rows));
     for of in [&mut rows, &mut other] {
@@ -145,7 +145,7 @@ fn versions_that_say_nothing_here_are_refused_with_the_reason() {
         rows.begin_scan(&Tensors::Unknown, READER, wanted, 200).map(|page| page.len())
     };
     rows.begin_scan(&Tensors::Unknown, READER, begin(None), 200).unwrap();
-    rows.push(&[1], 1, &mut [1.0]).unwrap();
+    rows.push(&[1], 1, &[1.0]).unwrap();
     assert_eq!(asked(&mut rows, LIFE, 0), Ok(32 + 8 + 4), "the first life stays");
     let other = asked(&mut rows, LIFE + 1, 0).unwrap_err();
     assert!(matches!(other, Error::FullResyncNeeded { .. }) && other.to_string().contains("another server"), "{other}");
@@ -171,7 +171,7 @@ fn versions_are_told_apart_across_the_end_of_their_lowest_bits() {
     rows.begin_scan(&Tensors::Unknown, READER, begin(None), 200).unwrap();
     rows.version = (1 << 32) - 2;
     for id in 0..4 {
-        rows.push(&[id], 1, &mut [1.0]).unwrap();
+        rows.push(&[id], 1, &[1.0]).unwrap();
     }
     for (since, due) in [(4, vec![]), (3, vec![3]), (1, vec![1, 2, 3]), (0, vec![0, 1, 2, 3])] {
         let since = Some((LIFE, (1 << 32) - 2 + since));
