@@ -493,8 +493,8 @@ def use_rows(
 ) -> Rows:
     """Starts a use of rows of a table.
 
-    `asked`: the table's name and its text, what to do ("pull", "look", "push", "shrink", "stats", "clear", "changed", "page" or
-    "restore"), the steps before, of a shrink its decay, its least score, its most idle steps and the rows that stay, then the
+    `asked`: the table's name and its text, what to do ("pull", "look", "push", "shrink", "stats", "clear", "changed", "page",
+    "restore" or "push with scores"), the steps before, of a shrink its decay, its least score, its most idle steps and the rows that stay, then the
     priority and the timeout. `ids` and `gradients` are an address and a number of elements, uint64 and float32, or (0, 0); of a
     restore, `gradients` are all numbers of the rows, and `marks` is an address of as many uint64 as rows: the step of the last use,
     and the bits of the score in the highest half. All are read during the call.

@@ -18,7 +18,7 @@ The mode of a table says who waits for whom:
 |---|---|---|
 | `modes.Async()` | is done when it comes | nobody |
 | `modes.SSP(bound)` | is done when it comes | a pull of a worker that has pushed more than `bound` times more often than the slowest |
-| `modes.Sync()` | is done with those of all workers: their mean, or with `merge="sum"` their sum, makes one step of each row | each push, for one of every worker |
+| `modes.Sync()` | makes one step of each row with those of all workers: their mean, or with `merge="sum"` their sum | each push |
 
 With the last two every worker pushes at each step, if only no ids; who does not is waited for until the step times out. Gradients
 for an id that only some workers have are divided by the number of all of them too. A worker that is lost is waited for no more.
@@ -62,10 +62,12 @@ told `tables_apart=True`. If a server is lost, a job with tables ends, or, with 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from array import array
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar
 
@@ -78,7 +80,7 @@ from gradlane._table_files import export as _export
 from gradlane.errors import InvalidArgumentError
 from gradlane.parameters import located_argument
 
-__all__ = ["Changed", "Counts", "Pending", "RowState", "Snapshot", "Table", "TableVersion", "export"]
+__all__ = ["Changed", "Counts", "Pending", "RowState", "Snapshot", "Table", "TableVersion", "export", "pull_all", "push_all"]
 
 T = TypeVar("T")
 
@@ -149,6 +151,7 @@ class Table:
         scale: float = 0.0,
         seed: int = 0,
         after: int = 1,
+        score: float = 0.0,
         share: float = 1.0,
         rows: int = 0,
         full: Literal["refuse", "evict"] = "refuse",
@@ -169,6 +172,8 @@ class Table:
             seed: of the first values, from 0 on.
             after: an id gets its row when it is pulled for the `after`-th time. Until then its row reads as zeros, and
                 gradients for it are dropped.
+            score: an id gets its row when its pushes have brought this score together, 1 each unless `push` says otherwise. Until
+                then its row reads as zeros, and gradients for it are dropped; 0 if that is no condition. Not together with `after`.
             share: the share of ids that get a row at all, above 0 and up to 1. A hash of seed and id chooses them.
             rows: the most rows over all servers, of which each has its share; 0 for as many as their memory holds.
             full: what a full table does: "refuse" fails a use that needs more rows, which changes nothing then; "evict"
@@ -185,6 +190,7 @@ class Table:
         check_name(name)
         self.name, self.dim = name, dim
         settings: dict[str, Any] = {"dim": dim, "init": init, "scale": scale, "seed": seed, "after": after, "share": share}
+        settings |= {"score": score}
         settings |= {"rows": rows, "full": full, "ttl": ttl, "bound": bound, "codec": compression, **_turns(mode)}
         said = ",".join(f"{setting}={value}" for setting, value in settings.items())
         text = rules.text_of(rule)
@@ -240,13 +246,22 @@ class Table:
         return self._read("look", ids, out, priority, timeout).wait()
 
     def push(
-        self, ids: Any, gradients: Any, *, step: int | None = None, priority: int = 0, timeout: float | None = None
+        self,
+        ids: Any,
+        gradients: Any,
+        *,
+        scores: Any = None,
+        step: int | None = None,
+        priority: int = 0,
+        timeout: float | None = None,
     ) -> None:
         """Change rows by gradients, as the rule says.
 
         Args:
             ids: as for `pull`. Gradients of an id that comes several times are added up first.
             gradients: float32 of the shape of the ids and `dim`, contiguous on the CPU. It is only read, during the call.
+            scores: how much each push is worth to its row: a number from 0 on for each id, as a list or float32 of the shape of the
+                ids. Those of one id are added up. None counts 1 for each distinct id.
             step: the steps of the training before this one, from 0; servers take the highest that any worker has said. None
                 counts the pushes of this object.
             priority: as for `pull`.
@@ -257,19 +272,29 @@ class Table:
             MismatchError: as `pull`.
             InvalidArgumentError: as `pull`, or a gradient of another shape or dtype.
         """
-        self.push_async(ids, gradients, step=step, priority=priority, timeout=timeout).wait()
+        self.push_async(ids, gradients, scores=scores, step=step, priority=priority, timeout=timeout).wait()
 
     def push_async(
-        self, ids: Any, gradients: Any, *, step: int | None = None, priority: int = 0, timeout: float | None = None
+        self,
+        ids: Any,
+        gradients: Any,
+        *,
+        scores: Any = None,
+        step: int | None = None,
+        priority: int = 0,
+        timeout: float | None = None,
     ) -> Pending[None]:
         """Like `push`, but returns once the gradients were read."""
         place, shape = _ids_of(ids)
         shape = (*shape, self.dim)
         given = _floats("gradients", gradients, shape, writable=False)
+        action, marks = "push", array("Q")
+        if scores is not None:
+            action, marks = "push with scores", _bits_of(scores, 0 if place is None else place.len)
         # The lock also keeps the order of the steps.
         with self._counting:
             step = self._pushes if step is None else step
-            native = self._begin("push", place, given, step, priority, timeout)
+            native = self._begin(action, place, given, step, priority, timeout, marks=marks.buffer_info())
             self._pushes = max(self._pushes, step) + 1
         return Pending(native, lambda: None)
 
@@ -284,7 +309,7 @@ class Table:
     ) -> Counts:
         """Remove rows that are not worth their place, on all servers.
 
-        A row's score is 1 for each push, and decays here. A row is idle for the steps since its last push or pull.
+        A row's score is that of its pushes, and decays here. A row is idle for the steps since its last push or pull.
 
         Args:
             decay: the scores of all rows are multiplied by this first, from 0 to 1.
@@ -444,6 +469,41 @@ class Table:
         return _core.use_rows(_session.session(), asked, ids_at, gradients_at, marks, scan)
 
 
+def pull_all(uses: Iterable[tuple[Table, Any]], *, timeout: float | None = None) -> list[Any]:
+    """Read rows of several tables for training, all at once: the time is that of the slowest, and not their sum.
+
+    Args:
+        uses: tables with their ids, as for `Table.pull`.
+        timeout: as for `Table.pull`.
+    Returns:
+        The rows of each, in order.
+    Raises:
+        The errors of `Table.pull`, after all have ended.
+    """
+    return _all_of([table.pull_async(ids, timeout=timeout) for table, ids in uses])
+
+
+def push_all(uses: Iterable[tuple[Table, Any, Any]], *, step: int | None = None, timeout: float | None = None) -> None:
+    """Change rows of several tables, all at once.
+
+    Args:
+        uses: tables with ids and gradients, as for `Table.push`.
+        step: as for `Table.push`.
+        timeout: as for `Table.push`.
+    Raises:
+        The errors of `Table.push`, after all have ended.
+    """
+    _all_of([table.push_async(ids, gradients, step=step, timeout=timeout) for table, ids, gradients in uses])
+
+
+def _all_of(begun: list[Pending[T]]) -> list[T]:
+    """Waits for all of them, also if one fails."""
+    with contextlib.ExitStack() as waited:
+        for one in begun:
+            waited.callback(one.wait)
+    return [one.wait() for one in begun]
+
+
 def export(path: str | os.PathLike[str], file: str | os.PathLike[str], *, snapshot: int | None = None) -> None:
     """Writes the values of a snapshot to one file, which needs no job: a full one, or a delta with all that it is based on.
 
@@ -488,10 +548,8 @@ _KEEP = (1.0, 0.0, (1 << 64) - 1, 0)
 def _ids_of(ids: Any) -> tuple[Buffer | None, tuple[int, ...]]:
     """The memory of ids, None if there are none, and their shape."""
     if isinstance(ids, list | tuple | range):
-        import array
-
         try:
-            ids = array.array("q", ids)
+            ids = array("q", ids)
         except (TypeError, OverflowError):
             raise InvalidArgumentError(f"ids={ids!r:.100}; give a list of int of 64 bits, or an array of int64") from None
     kind = getattr(ids, "dtype", None)
@@ -504,6 +562,17 @@ def _ids_of(ids: Any) -> tuple[Buffer | None, tuple[int, ...]]:
         where = "the CPU" if place.device is None else f"device {place.device}"
         raise InvalidArgumentError(f"ids: {place.dtype} on {where}; give int64 on the CPU")
     return place, tuple(place.shape)
+
+
+def _bits_of(scores: Any, count: int) -> array[int]:
+    """The bits of a score for each id."""
+    try:
+        given = array("f", scores if isinstance(scores, list | tuple) else memoryview(scores).cast("B").cast("f"))
+    except (TypeError, ValueError):
+        raise InvalidArgumentError(f"scores={scores!r:.100}; give a list of numbers, or float32 that is contiguous on the CPU") from None
+    if len(given) != count:
+        raise InvalidArgumentError(f"scores: {len(given)} of {count} ids; give one for each")
+    return array("Q", memoryview(given).cast("B").cast("I"))
 
 
 def _count_of(value: Any) -> int | None:

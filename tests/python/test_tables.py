@@ -7,7 +7,7 @@ import gradlane
 import numpy as np
 import pytest
 from gradlane import InvalidArgumentError, MismatchError, errors, rules
-from gradlane.tables import Counts, Table
+from gradlane.tables import Counts, Table, pull_all, push_all
 
 pytestmark = [pytest.mark.workers(2, servers=3), pytest.mark.over("local", "shm", "quic")]
 
@@ -93,6 +93,30 @@ def test_other_arguments_are_an_error_that_names_both():
             table.pull([1])
 
 
+def test_rows_are_admitted_by_the_score_that_pushes_bring():
+    table = Table(f"scored {gradlane.rank()}", 1, rule=rules.SGD(lr=1.0), score=3.0)
+    ones = np.ones((4, 1), np.float32)
+    table.push([1, 2, 2, 3], ones, scores=[1.0, 1.0, 1.0, 3.0])
+    counts = table.stats()
+    assert (counts.rows, counts.waiting, counts.dropped) == (1, 2, 2)
+    table.push([1, 2], ones[:2])
+    assert table.pull([1, 2, 3]).tolist() == [[0.0], [-1.0], [-1.0]]
+    table.push(np.array([1]), ones[:1], scores=np.array([0.5], np.float32))
+    table.push([1], ones[:1], scores=np.array([[0.5]], np.float32))
+    assert table.pull([1]).tolist() == [[-1.0]]
+    for wrong, named in [
+        ([1.0, 2.0], "2 of 1 ids"),
+        (["a"], "list of numbers"),
+        (np.array([1.0]), "2 of 1 ids"),
+        ([-1.0], "score of -1"),
+        ([float("nan")], "score of NaN"),
+    ]:
+        with pytest.raises(InvalidArgumentError, match=named):
+            table.push([1], ones[:1], scores=wrong)
+    with pytest.raises(InvalidArgumentError, match="one of after and score"):
+        Table("both", 1, rule=rules.SGD(), score=1.0, after=2)
+
+
 def test_a_table_is_no_parameter_and_no_sum():
     table = Table("of one kind", 2, rule=rules.SGD())
     table.pull([1])
@@ -170,6 +194,19 @@ def test_a_pull_that_was_begun_reads_what_was_pushed_before_it():
         ahead = table.pull_async([step])
         assert ahead.wait().tolist() == [[-1.0 - (step > 0)] * 2]
         assert pushed.wait() is None and pushed.done() and ahead.done()
+
+
+def test_several_tables_are_used_at_once():
+    several = [Table(f"at once {index} {gradlane.rank()}", index + 1, rule=rules.SGD(lr=1.0)) for index in range(5)]
+    ids = [np.arange(index, 10) for index in range(5)]
+    uses = [(table, of, np.ones((len(of), table.dim), np.float32)) for table, of in zip(several, ids, strict=True)]
+    push_all(uses)
+    rows = pull_all([(table, of) for table, of, _ in uses])
+    assert [of.shape for of in rows] == [(10 - index, index + 1) for index in range(5)]
+    assert all((of == -1.0).all() for of in rows)
+    uses[2] = (several[2], [1], np.full((1, 3), np.inf, np.float32))
+    with pytest.raises(errors.NotFiniteError, match="at once 2"):
+        push_all(uses)
 
 
 def test_threads_share_a_table():

@@ -36,7 +36,7 @@ pub struct RowsUse<'a> {
     /// Of a push: a gradient of a row for each id, one after the other. Of a restore: all numbers of each row.
     pub gradients: &'a [f32],
     /// Of a restore, for each id, which comes once: the step of its last use (the lowest 32 bits), and the bits of its score as f32; a score of
-    /// NaN removes the row.
+    /// NaN removes the row. Of a push with scores, for each id: the bits of its score as f32.
     pub marks: &'a [u64],
     /// Of a scan: what it asks for.
     pub scan: Scan<'a>,
@@ -208,6 +208,7 @@ impl RowsUse<'_> {
         }
         let (of_row, marks) = match self.action {
             RowAction::Push => (spec.dim, 0),
+            RowAction::PushScored => (spec.dim, self.ids.len()),
             RowAction::Restore => (spec.row_len(), self.ids.len()),
             _ => (0, 0),
         };
@@ -222,8 +223,14 @@ impl RowsUse<'_> {
                 &format!("give {of_row} numbers for each id, and {marks} marks"),
             );
         }
-        let score = |mark: &u64| f32::from_bits((mark >> 32) as u32);
-        if let Some(score) = self.marks.iter().map(score).find(|score| *score < 0.0 || score.is_infinite()) {
+        let is_restore = self.action == RowAction::Restore;
+        let score = |mark: &u64| f32::from_bits((mark >> if is_restore { 32 } else { 0 }) as u32);
+        if let Some(score) = self
+            .marks
+            .iter()
+            .map(score)
+            .find(|score| *score < 0.0 || score.is_infinite() || !is_restore && score.is_nan())
+        {
             return invalid(format!("table {name}: a row with a score of {score}"), "give scores from 0 on");
         }
         let ShrinkBounds { decay, min_score, .. } = self.bounds;
@@ -233,7 +240,7 @@ impl RowsUse<'_> {
                 "give a decay from 0 to 1, and a finite score",
             );
         }
-        if self.action == RowAction::Push && self.gradients.iter().any(|number| !number.is_finite()) {
+        if self.action.pushes() && self.gradients.iter().any(|number| !number.is_finite()) {
             let tensor = name.clone().into();
             return Err(Error::NotFinite { tensor, round: Round(self.step), from: rank.to_owned() });
         }
@@ -270,7 +277,11 @@ impl RowsUse<'_> {
             counts.fill(Scan::page_bytes(spec, parts.len()));
         }
         let (mut cuts, mut sent, mut got, mut rows) = (Vec::with_capacity(parts.len()), 0, 0, 0);
-        let mark_bytes = if self.action == RowAction::Restore { RowAction::MARK_BYTES } else { 0 };
+        let mark_bytes = match self.action {
+            RowAction::Restore => RowAction::MARK_BYTES,
+            RowAction::PushScored => RowAction::SCORE_BYTES,
+            _ => 0,
+        };
         // For each part the next row of its answer, and where its ids, marks and numbers begin in the body.
         let mut next: Vec<(u64, [usize; 3])> = Vec::with_capacity(parts.len());
         for ((part, _), count) in parts.iter().zip(&counts) {
@@ -297,11 +308,19 @@ impl RowsUse<'_> {
             (*row, *id_at) = (*row + 1, *id_at + 8);
             (*mark_at, *numbers_at) = (*mark_at + mark_bytes, *numbers_at + row_bytes);
         }
-        if self.action == RowAction::Push {
+        if self.action.pushes() {
             let dim = spec.dim as usize;
             let sums = Sums::of(self.gradients, &of_asked, ids.len(), dim);
             for (sum, (.., at)) in sums.rows(dim).zip(&of_distinct) {
                 codec.write(sum, &mut body[*at..][..row_bytes]);
+            }
+            // As gradients, scores of one id are added up.
+            let mut scores = vec![0.0_f32; if self.marks.is_empty() { 0 } else { ids.len() }];
+            for (place, mark) in of_asked.iter().zip(self.marks) {
+                scores[*place as usize] += f32::from_bits(*mark as u32);
+            }
+            for (score, (_, at, _)) in scores.iter().zip(&of_distinct) {
+                body[*at..].as_chunks_mut().0[0] = score.to_le_bytes();
             }
         } else if self.action == RowAction::Restore {
             let rows = self.gradients.chunks_exact(row_bytes / 4).zip(self.marks);

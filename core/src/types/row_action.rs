@@ -25,6 +25,8 @@ pub enum RowAction {
     Page,
     /// Puts rows back with all that is kept of them, and removes others.
     Restore,
+    /// As [`Push`](Self::Push), with a score for each id.
+    PushScored,
 }
 
 /// What a shrink removes, after the scores of all rows were multiplied by `decay`.
@@ -73,7 +75,7 @@ pub struct ScanPoint {
 
 impl RowAction {
     /// All of them, in the order of their codes.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::Pull,
         Self::Look,
         Self::Push,
@@ -83,6 +85,7 @@ impl RowAction {
         Self::Changed,
         Self::Page,
         Self::Restore,
+        Self::PushScored,
     ];
     /// Numbers that a use of [`Shrink`](Self::Shrink) sends: the factor of the scores, the least score, the most idle steps, and the rows of
     /// the whole table that stay in any case. Each has 8 bytes.
@@ -98,6 +101,8 @@ impl RowAction {
     /// Bytes of what is known of a row beside its numbers, in pages with state and in a restore: the step of its last use, u32, and its score,
     /// f32.
     pub const MARK_BYTES: u64 = 8;
+    /// Bytes of the score of an id.
+    pub const SCORE_BYTES: u64 = 4;
     /// The cursor of a page that ends its scan and is empty.
     pub const END: u64 = u64::MAX;
 
@@ -113,7 +118,12 @@ impl RowAction {
 
     /// Whether it names ids.
     pub const fn has_ids(self) -> bool {
-        matches!(self, Self::Pull | Self::Look | Self::Push | Self::Restore)
+        matches!(self, Self::Pull | Self::Look | Self::Push | Self::Restore | Self::PushScored)
+    }
+
+    /// Whether it changes rows by gradients.
+    pub const fn pushes(self) -> bool {
+        matches!(self, Self::Push | Self::PushScored)
     }
 
     /// Whether rows come back.
@@ -128,7 +138,7 @@ impl RowAction {
 
     /// Whether it may add rows.
     pub const fn creates(self) -> bool {
-        matches!(self, Self::Pull | Self::Push | Self::Restore)
+        matches!(self, Self::Pull | Self::Push | Self::Restore | Self::PushScored)
     }
 
     /// Whether a server does it once, and answers a repeat without doing it again.
@@ -143,7 +153,7 @@ impl RowAction {
 
     /// Whether anything comes back behind the header of the answer.
     pub const fn receives(self) -> bool {
-        !matches!(self, Self::Push | Self::Clear | Self::Restore)
+        !matches!(self, Self::Push | Self::PushScored | Self::Clear | Self::Restore)
     }
 
     /// Bytes that a use of so many ids sends to a part of a table.
@@ -151,6 +161,7 @@ impl RowAction {
         match self {
             Self::Pull | Self::Look => ids * 8,
             Self::Push => ids * (8 + table.row_bytes()),
+            Self::PushScored => ids * (8 + Self::SCORE_BYTES + table.row_bytes()),
             Self::Restore => ids * (8 + Self::MARK_BYTES + 4 * table.row_len()),
             Self::Shrink => Self::SHRINK_NUMBERS * 8,
             Self::Stats | Self::Clear => 0,
@@ -164,7 +175,7 @@ impl RowAction {
         match self {
             Self::Pull | Self::Look => ids * table.row_bytes(),
             Self::Shrink | Self::Stats => Self::COUNTS * 8,
-            Self::Push | Self::Clear | Self::Restore => 0,
+            Self::Push | Self::PushScored | Self::Clear | Self::Restore => 0,
             Self::Changed | Self::Page => ids,
         }
     }
@@ -177,7 +188,9 @@ impl RowAction {
 
 impl fmt::Display for RowAction {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(["pull", "look", "push", "shrink", "stats", "clear", "changed", "page", "restore"][*self as usize])
+        let names =
+            ["pull", "look", "push", "shrink", "stats", "clear", "changed", "page", "restore", "push with scores"];
+        f.write_str(names[*self as usize])
     }
 }
 
@@ -190,6 +203,6 @@ mod tests {
         for action in RowAction::ALL {
             assert_eq!(RowAction::from_code(action.code()), Some(action));
         }
-        assert_eq!((RowAction::from_code(0), RowAction::from_code(10)), (None, None));
+        assert_eq!((RowAction::from_code(0), RowAction::from_code(11)), (None, None));
     }
 }

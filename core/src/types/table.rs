@@ -61,6 +61,9 @@ pub struct Admission {
     /// An id gets its row when it is pulled for training for the so-manieth time, from 1. Until then it reads as zeros, and gradients for it
     /// are dropped.
     pub after: u32,
+    /// The bits of the score that the pushes of an id have brought together when it gets its row; 0 if that is no condition. Until then it reads
+    /// as zeros, and gradients for it are dropped.
+    score: u64,
     /// The bits of the share of ids that ever get one. A hash of seed and id chooses them, once.
     share: u64,
 }
@@ -131,7 +134,7 @@ impl TableSpec {
             dim,
             init: RowInit { spread: Spread::Zero, scale: 0f64.to_bits() },
             seed: 0,
-            admission: Admission { after: 1, share: 1f64.to_bits() },
+            admission: Admission { after: 1, score: 0, share: 1f64.to_bits() },
             rows_max: 0,
             full: Full::Refuse,
             ttl: 0,
@@ -218,6 +221,7 @@ impl TableSpec {
                 let after = value.parse().ok().filter(|after| *after > 0);
                 self.admission.after = after.ok_or("a whole number of pulls, 1 or above")?;
             }
+            "score" => self.admission.score = number("0 or above", |score| score >= 0.0)?,
             "share" => self.admission.share = number("above 0, up to 1", |share| share > 0.0 && share <= 1.0)?,
             "rows" => self.rows_max = whole()?,
             "ttl" => self.ttl = whole()?,
@@ -256,6 +260,12 @@ impl TableSpec {
                 "these need all of a parameter at once; clip_value clamps each element",
             );
         }
+        if self.admission.after > 1 && self.admission.score().is_some() {
+            return refuse(
+                format!("table {self}: rows by the number of pulls, and by a score of pushes"),
+                "give one of after and score",
+            );
+        }
         let has_scale = f64::from_bits(self.init.scale) > 0.0;
         if has_scale != (self.init.spread != Spread::Zero) {
             return refuse(
@@ -268,8 +278,9 @@ impl TableSpec {
 }
 
 /// The settings behind the rule.
-const SETTINGS: [&str; 14] = [
-    "dim", "init", "scale", "seed", "after", "share", "rows", "full", "ttl", "bound", "codec", "mode", "ahead", "merge",
+const SETTINGS: [&str; 15] = [
+    "dim", "init", "scale", "seed", "after", "score", "share", "rows", "full", "ttl", "bound", "codec", "mode",
+    "ahead", "merge",
 ];
 
 /// Separates the choice of admitted ids from the first values of rows.
@@ -286,6 +297,13 @@ const fn mix(number: u64) -> u64 {
 /// From 0 to below 1, by the highest 53 bits.
 fn unit(bits: u64) -> f64 {
     (bits >> 11) as f64 / (1u64 << 53) as f64
+}
+
+impl Admission {
+    /// The score that pushes have to bring, if one is due.
+    pub fn score(&self) -> Option<f32> {
+        Some(f64::from_bits(self.score) as f32).filter(|score| *score > 0.0)
+    }
 }
 
 impl Spread {
@@ -341,6 +359,7 @@ impl fmt::Display for TableSpec {
             (self.init.scale != usual.init.scale, "scale", number(self.init.scale)),
             (self.seed != usual.seed, "seed", self.seed.to_string()),
             (self.admission.after != usual.admission.after, "after", self.admission.after.to_string()),
+            (self.admission.score != usual.admission.score, "score", number(self.admission.score)),
             (self.admission.share != usual.admission.share, "share", number(self.admission.share)),
             (self.rows_max != usual.rows_max, "rows", self.rows_max.to_string()),
             (self.full != usual.full, "full", Full::NAMES[self.full as usize].to_owned()),
@@ -408,6 +427,7 @@ mod tests {
             "adam;dim=64,init=normal,scale=0.01,after=3,share=0.5,rows=1000,full=evict,ttl=7,bound=10",
             "sgd;dim=1,codec=int8,mode=ssp,ahead=4",
             "sgd;dim=1,mode=ssp",
+            "sgd;dim=1,score=2.5,share=0.5",
             "sgd;dim=1,bound=2,mode=sync,merge=sum",
             "sgd;dim=1,mode=sync",
         ] {
@@ -432,6 +452,8 @@ mod tests {
             ("sgd;dim=2,init=ones", "zero, uniform, normal"),
             ("sgd;dim=2,init=uniform,scale=NaN", "0 or above"),
             ("sgd;dim=2,after=0", "1 or above"),
+            ("sgd;dim=2,after=2,score=1", "one of after and score"),
+            ("sgd;dim=2,score=-1", "0 or above"),
             ("sgd;dim=2,share=0", "above 0, up to 1"),
             ("sgd;dim=2,share=1.5", "above 0, up to 1"),
             ("sgd;dim=2,full=drop", "refuse, evict"),

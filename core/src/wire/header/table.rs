@@ -10,7 +10,7 @@ use crate::types::{RowAction, Shards, TableSpec, Version};
 /// answers a repeat of it without doing it again.
 ///
 /// The body has the ids first, u64 each, and then what the action needs: of a push, a gradient of `dim` elements for each id, in the form of the
-/// table; of a shrink, four numbers of 8 bytes; of a scan, what [`scan`](crate::wire::scan) says; of a restore, for each id the step of its last
+/// table, with the scores of all ids before them (f32), if it brings scores; of a shrink, four numbers of 8 bytes; of a scan, what [`scan`](crate::wire::scan) says; of a restore, for each id the step of its last
 /// use (u32) and its score (f32; NaN removes the row), and then for each id all numbers of its row. All are little-endian.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Rows {

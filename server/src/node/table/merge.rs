@@ -15,17 +15,18 @@ pub(super) struct Merged {
     /// The places of ids, by their hash.
     places: HashTable<usize>,
     gradients: Vec<f32>,
+    scores: Vec<f32>,
 }
 
 impl Merged {
     /// Nothing yet, of rows of `dim` elements.
     pub(super) fn new(dim: usize) -> Self {
-        Self { dim, ids: Vec::new(), places: HashTable::new(), gradients: Vec::new() }
+        Self { dim, ids: Vec::new(), places: HashTable::new(), gradients: Vec::new(), scores: Vec::new() }
     }
 
     /// Adds the push of a worker.
     pub(super) fn add(&mut self, ids: &[u64], gradients: &impl Gradients) {
-        let Self { dim, ids: known, places, gradients: sums } = self;
+        let Self { dim, ids: known, places, gradients: sums, scores } = self;
         let mut gradient = vec![0.0; *dim];
         for (at, id) in ids.iter().enumerate() {
             gradients.read(at, &mut gradient);
@@ -34,10 +35,12 @@ impl Merged {
                 Entry::Occupied(place) => {
                     let sum = &mut sums[place.get() * *dim..][..*dim];
                     sum.iter_mut().zip(&gradient).for_each(|(sum, number)| *sum += number);
+                    scores[*place.get()] += gradients.score(at);
                 }
                 Entry::Vacant(place) => {
                     place.insert(known.len());
                     known.push(*id);
+                    scores.push(gradients.score(at));
                     sums.extend_from_slice(&gradient);
                 }
             }
@@ -65,5 +68,9 @@ impl Gradients for Merged {
 
     fn read(&self, at: usize, gradient: &mut [f32]) {
         gradient.copy_from_slice(&self.gradients[at * self.dim..][..self.dim]);
+    }
+
+    fn score(&self, at: usize) -> f32 {
+        self.scores[at]
     }
 }

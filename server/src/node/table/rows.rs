@@ -60,6 +60,8 @@ pub(super) struct Rows {
 struct Waiting {
     id: u64,
     pulls: u32,
+    /// What its pushes have brought.
+    score: f32,
 }
 
 /// The rows of a pull: their places in the arena, or one of the two below.
@@ -78,6 +80,11 @@ pub(super) trait Gradients {
 
     /// Writes the one at this place.
     fn read(&self, at: usize, gradient: &mut [f32]);
+
+    /// The score that it brings.
+    fn score(&self, _at: usize) -> f32 {
+        1.0
+    }
 }
 
 /// Of some rows that may make room, the one that was used longest ago does.
@@ -147,9 +154,7 @@ impl Rows {
         self.expire(step, ids);
         let mut places = self.places_of(ids);
         self.uses = self.uses.wrapping_add(1);
-        self.check_room(ids, &places, |this, id| {
-            this.spec.admits(id) && this.pulls_of(id) + 1 >= this.spec.admission.after
-        })?;
+        self.check_room(ids, &places, |this, _, id| this.gets_row_by_pull(id))?;
         let mut has_changed = false;
         for (place, id) in places.iter_mut().zip(ids) {
             if *place == NOWHERE {
@@ -199,23 +204,26 @@ impl Rows {
         self.check_gradients(ids, gradients)?;
         self.expire(step, ids);
         let places = self.places_once(ids)?;
-        self.check_room(ids, &places, |this, id| this.gets_row_by_push(id))?;
+        self.check_room(ids, &places, |this, at, id| this.gets_row_by_push(id, gradients.score(at)))?;
         let at_step = self.rule.at(self.step);
         let mut gradient = vec![0.0; self.dim()];
         for (at, (id, place)) in ids.iter().zip(places).enumerate() {
+            let score = gradients.score(at);
             let place = match place {
-                NOWHERE if self.gets_row_by_push(*id) => self.make(*id),
-                NOWHERE => {
-                    self.dropped += 1;
-                    continue;
-                }
+                NOWHERE => match self.admit_by_push(*id, score) {
+                    Some(place) => place,
+                    None => {
+                        self.dropped += 1;
+                        continue;
+                    }
+                },
                 place => place,
             };
             gradients.read(at, &mut gradient);
             let (row, mark) = self.arena.change(place, self.version + 1);
             at_step.change(row, &mut gradient);
             (mark.touched, mark.used_by) = (saturated(self.step), self.uses);
-            mark.score += 1.0;
+            mark.score += score;
         }
         self.version += 1;
         Ok(())
@@ -253,6 +261,12 @@ impl Rows {
             goes.truncate(usize::try_from(most).expect("fewer than there are"));
         }
         goes.into_iter().for_each(|(_, place)| self.remove(place));
+        if self.spec.admission.score().is_some() {
+            self.waiting.retain(|waiting| {
+                waiting.score *= decay;
+                waiting.score >= min_score
+            });
+        }
         self.version += 1;
         let [_, evicted, rest @ ..] = self.counts();
         let [rows, waiting, bytes, dropped] = rest;
@@ -308,6 +322,10 @@ impl Rows {
             gradients.read(at, &mut gradient);
             if !gradient.iter().all(|number| number.is_finite()) {
                 return Err(bad("gradient", "is not finite".to_owned()));
+            }
+            let score = gradients.score(at);
+            if !(0.0..f32::INFINITY).contains(&score) {
+                return Err(bad("score", format!("is {score}")));
             }
         }
         Ok(())

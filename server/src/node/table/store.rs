@@ -12,7 +12,7 @@ use gradlane_core::mem::{Lease, Pool};
 use gradlane_core::transport::Outgoing;
 use gradlane_core::types::{ExchangeId, NodeId, PartId, Round, RowAction, ShrinkBounds, Turns, Version};
 use gradlane_core::wire::scan::{Begin, Next};
-use gradlane_core::wire::{Response, RowsAnswer, Target, checksum};
+use gradlane_core::wire::{Response, Rows as Header, RowsAnswer, Target, checksum};
 
 use super::merge::Merged;
 use super::rows::{Counts, Gradients, Pulled, Rows, SavedMark};
@@ -60,6 +60,8 @@ struct Upload {
 /// Gradients as they came.
 struct Came<'a> {
     codec: RowCodec,
+    /// Of each its score, if there are any.
+    scores: &'a [u8],
     bytes: &'a [u8],
 }
 
@@ -229,12 +231,12 @@ impl Part {
             Some(_) | None => {}
         }
         // What others wait for is done: they had begun before the server drained.
-        let is_due = header.action == RowAction::Push && waiting.has_round();
+        let is_due = header.action.pushes() && waiting.has_round();
         if let Some(refusal) = refusal.as_ref().filter(|_| !is_due) {
             return Err(refusal.clone());
         }
         let waits = match header.action {
-            RowAction::Push if waiting.gathers() => {
+            action if action.pushes() && waiting.gathers() => {
                 rows.check_push(&upload.ids(), &upload.gradients(*codec))?;
                 waiting.hold_push(*node, exchange);
                 true
@@ -268,7 +270,7 @@ impl Part {
                 let pulled = rows.pull(&ids, header.action == RowAction::Pull && before.is_none(), header.step)?;
                 Answer::Rows(ids, pulled)
             }
-            (RowAction::Push, None) => {
+            (RowAction::Push | RowAction::PushScored, None) => {
                 rows.push(&upload.ids(), header.step, &upload.gradients(*codec))?;
                 Answer::Nothing
             }
@@ -291,7 +293,9 @@ impl Part {
             }
             (RowAction::Stats, _) => Answer::Counts(rows.counts()),
             (RowAction::Shrink, Some(counts)) => Answer::Counts(counts),
-            (RowAction::Push | RowAction::Clear | RowAction::Restore, Some(_)) => Answer::Nothing,
+            (RowAction::Push | RowAction::PushScored | RowAction::Clear | RowAction::Restore, Some(_)) => {
+                Answer::Nothing
+            }
         };
         if header.action.changes() && before.is_none() {
             let counts = if let Answer::Counts(counts) = answer { counts } else { Counts::default() };
@@ -318,7 +322,7 @@ impl Part {
     fn note(&mut self, exchange: ExchangeId, counts: Counts) {
         let AskedRows { node, header, .. } = &*self.uploads[&exchange].asked;
         self.ledger.insert(*node, Done { round: header.target.round, counts });
-        if header.action == RowAction::Push {
+        if header.action.pushes() {
             self.waiting.pushed(*node);
         }
     }
@@ -420,7 +424,10 @@ impl Upload {
     }
 
     fn gradients(&self, codec: RowCodec) -> Came<'_> {
-        Came { codec, bytes: &self.body[self.bytes_of_ids()..] }
+        let Header { action, ids, .. } = self.asked.header;
+        let scores = if action == RowAction::PushScored { ids * RowAction::SCORE_BYTES } else { 0 };
+        let (scores, bytes) = self.body[self.bytes_of_ids()..].split_at(usize::try_from(scores).expect("IDS_MAX"));
+        Came { codec, scores, bytes }
     }
 
     /// Of a restore: what is known of each row, and the numbers of all rows.
@@ -449,6 +456,10 @@ impl Gradients for Came<'_> {
     fn read(&self, at: usize, gradient: &mut [f32]) {
         let row_bytes = self.codec.row_bytes();
         self.codec.read(&self.bytes[at * row_bytes..][..row_bytes], gradient);
+    }
+
+    fn score(&self, at: usize) -> f32 {
+        self.scores.as_chunks().0.get(at).map_or(1.0, |score| f32::from_le_bytes(*score))
     }
 }
 

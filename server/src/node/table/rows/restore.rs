@@ -40,7 +40,7 @@ impl Rows {
         let is_there = |(_, mark): &(&u64, &SavedMark)| !mark.score.is_nan();
         let rows = ids.iter().zip(places).zip(marks).filter(|(_, mark)| !mark.score.is_nan());
         let (there, places): (Vec<u64>, Vec<u32>) = rows.map(|((id, place), _)| (*id, place)).unzip();
-        self.check_room(&there, &places, |_, _| true)?;
+        self.check_room(&there, &places, |_, _, _| true)?;
         let latest = marks.iter().filter(|mark| !mark.score.is_nan()).map(|mark| u64::from(mark.touched)).max();
         self.step = self.step.max(step).max(latest.unwrap_or(0));
         for (id, _) in ids.iter().zip(marks).filter(|row| !is_there(row)) {

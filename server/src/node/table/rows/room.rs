@@ -1,7 +1,7 @@
 //! Which ids get a row, and which rows go: admission, the room of a table that has a bound, and rows that nobody uses for long.
 
 use gradlane_core::error::{Error, Result};
-use gradlane_core::types::{Full, TableSpec};
+use gradlane_core::types::{Admission, Full, TableSpec};
 
 use super::{CANDIDATES, NOWHERE, Rows, Waiting};
 
@@ -39,17 +39,17 @@ impl Rows {
         &mut self,
         ids: &[u64],
         places: &[u32],
-        gets_row: impl Fn(&Self, u64) -> bool,
+        gets_row: impl Fn(&Self, usize, u64) -> bool,
     ) -> Result<()> {
         let Some(rows_max) = self.rows_max() else { return Ok(()) };
         let uses = self.uses;
         let (mut new, mut of_this_use) = (Vec::new(), 0);
-        for (id, place) in ids.iter().zip(places) {
+        for (at, (id, place)) in ids.iter().zip(places).enumerate() {
             if *place != NOWHERE {
                 // What this use has is not what makes room for it.
                 self.arena.note_use(*place, uses);
                 of_this_use += 1;
-            } else if gets_row(self, *id) {
+            } else if gets_row(self, at, *id) {
                 new.push(*id);
             }
         }
@@ -88,34 +88,57 @@ impl Rows {
         (u128::from(rows) * u128::from(self.shards.count)).div_ceil(u128::from(TableSpec::SHARDS)) as u64
     }
 
-    /// Whether an id without a row gets one by a push: if no number of pulls is due for it.
-    pub(super) fn gets_row_by_push(&self, id: u64) -> bool {
-        self.spec.admission.after == 1 && self.spec.admits(id)
+    /// Whether an id without a row gets one by a push with this score.
+    pub(super) fn gets_row_by_push(&self, id: u64, score: f32) -> bool {
+        let is_due = match self.spec.admission.score() {
+            Some(due) => self.waited(id).map_or(0.0, |waiting| waiting.score) + score >= due,
+            None => self.spec.admission.after == 1,
+        };
+        is_due && self.spec.admits(id)
     }
 
-    pub(super) fn pulls_of(&self, id: u64) -> u32 {
-        self.waiting.find(TableSpec::hash_of(id), |waiting| waiting.id == id).map_or(0, |waiting| waiting.pulls)
+    /// Whether it gets one by a pull for training.
+    pub(super) fn gets_row_by_pull(&self, id: u64) -> bool {
+        let Admission { after, .. } = self.spec.admission;
+        let is_due = || self.waited(id).map_or(0, |waiting| waiting.pulls) + 1 >= after;
+        self.spec.admission.score().is_none() && is_due() && self.spec.admits(id)
     }
 
     /// An id without a row is pulled for training. Returns the place of its row, if it has one now.
     pub(super) fn admit(&mut self, id: u64) -> Option<u32> {
-        if !self.spec.admits(id) {
-            return None;
+        if self.gets_row_by_pull(id) {
+            self.wait_no_more(id);
+            return Some(self.make(id));
         }
-        if self.spec.admission.after > 1 {
-            let hash = TableSpec::hash_of(id);
-            let entry = self.waiting.entry(hash, |waiting| waiting.id == id, |waiting| TableSpec::hash_of(waiting.id));
-            let mut entry = entry.or_insert(Waiting { id, pulls: 0 });
-            entry.get_mut().pulls += 1;
-            if entry.get().pulls < self.spec.admission.after {
-                return None;
-            }
-            entry.remove();
+        if self.spec.admission.score().is_none() && self.spec.admits(id) {
+            self.wait(id).pulls += 1;
         }
-        Some(self.make(id))
+        None
     }
 
-    /// Forgets how often an id without a row was pulled.
+    /// An id without a row is pushed to with this score. Returns the place of its row, if it has one now.
+    pub(super) fn admit_by_push(&mut self, id: u64, score: f32) -> Option<u32> {
+        if self.gets_row_by_push(id, score) {
+            self.wait_no_more(id);
+            return Some(self.make(id));
+        }
+        if self.spec.admission.score().is_some() && self.spec.admits(id) {
+            self.wait(id).score += score;
+        }
+        None
+    }
+
+    fn waited(&self, id: u64) -> Option<&Waiting> {
+        self.waiting.find(TableSpec::hash_of(id), |waiting| waiting.id == id)
+    }
+
+    fn wait(&mut self, id: u64) -> &mut Waiting {
+        let hash = TableSpec::hash_of(id);
+        let entry = self.waiting.entry(hash, |waiting| waiting.id == id, |waiting| TableSpec::hash_of(waiting.id));
+        entry.or_insert(Waiting { id, pulls: 0, score: 0.0 }).into_mut()
+    }
+
+    /// Forgets what an id waited for.
     pub(super) fn wait_no_more(&mut self, id: u64) {
         if let Ok(entry) = self.waiting.find_entry(TableSpec::hash_of(id), |waiting| waiting.id == id) {
             entry.remove();

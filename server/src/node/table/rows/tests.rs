@@ -156,6 +156,35 @@ fn a_shrink_removes_what_is_worth_little_and_what_is_idle() {
 }
 
 #[test]
+fn an_id_gets_its_row_when_its_pushes_have_brought_the_score_that_is_due() {
+    let mut rows = rows_of("sgd:lr=1;dim=1,score=2.5");
+    let push = |rows: &mut Rows, id, score| rows.push(&[id], 1, &Scored(vec![1.0], vec![score])).unwrap();
+    assert_eq!(pulled(&mut rows, &[7], true), [0.0]);
+    push(&mut rows, 7, 1.0);
+    push(&mut rows, 7, 1.0);
+    assert_eq!(
+        (rows.counts()[2], rows.counts()[3], rows.counts()[5]),
+        (0, 1, 2),
+        "it waits, and two gradients were dropped"
+    );
+    push(&mut rows, 7, 0.5);
+    assert_eq!((pulled(&mut rows, &[7], true), rows.counts()[3]), (vec![-1.0], 0), "the last one counts");
+    push(&mut rows, 7, 3.0);
+    push(&mut rows, 8, 2.5);
+    assert_eq!(rows.shrink(bounds(1.0, 3.0, u64::MAX))[..3], [2, 1, 1], "the scores are 3.5 and 2.5");
+    push(&mut rows, 9, 2.0);
+    rows.shrink(bounds(0.5, 1.0, u64::MAX));
+    push(&mut rows, 9, 1.4);
+    assert!(rows.find(9).is_none(), "what waits decays too");
+    push(&mut rows, 9, 0.1);
+    assert!(rows.find(9).is_some());
+    for score in [-1.0, f32::NAN, f32::INFINITY] {
+        let refused = rows.push(&[7], 1, &Scored(vec![1.0], vec![score])).unwrap_err().to_string();
+        assert!(refused.contains("score"), "{refused}");
+    }
+}
+
+#[test]
 fn a_floor_of_rows_stays_those_of_the_highest_scores() {
     let mut rows = rows_of("sgd;dim=1");
     for id in 0..10 {
@@ -234,6 +263,23 @@ fn pulled(rows: &mut Rows, ids: &[u64], trains: bool) -> Vec<f32> {
 
 pub(super) fn bounds(decay: f64, min_score: f64, max_idle: u64) -> ShrinkBounds {
     ShrinkBounds { decay, min_score, max_idle, ..ShrinkBounds::KEEP }
+}
+
+/// Gradients and their scores.
+struct Scored(Vec<f32>, Vec<f32>);
+
+impl Gradients for Scored {
+    fn numbers(&self) -> usize {
+        self.0.len()
+    }
+
+    fn read(&self, at: usize, gradient: &mut [f32]) {
+        self.0.read(at, gradient);
+    }
+
+    fn score(&self, at: usize) -> f32 {
+        self.1[at]
+    }
 }
 
 impl Gradients for Vec<f32> {
