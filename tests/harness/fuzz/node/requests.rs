@@ -203,8 +203,13 @@ impl World {
         let form = input.byte();
         let key = if form & 15 == 15 { target.part.key } else { TensorKey(target.part.key.0 + 1000) };
         let target = Target { part: PartId { key, ..target.part }, ..target };
-        let text =
-            ["sgd;dim=1", "adam;dim=2,after=2,rows=2048", "adagrad;dim=3,full=evict,rows=1024"][(key.0 % 3) as usize];
+        let texts = [
+            "sgd;dim=1,mode=sync",
+            "adam;dim=2,after=2,rows=2048,codec=int8",
+            "adagrad;dim=3,full=evict,rows=1024,ttl=2",
+            "paddleadam;dim=2,score=2,codec=bf16,mode=ssp,ahead=1",
+        ];
+        let text = texts[(key.0 % texts.len() as u64) as usize];
         let action = input.pick(&RowAction::ALL);
         let spec: TableSpec = text.parse().expect("a table");
         let ids = match action {

@@ -108,10 +108,10 @@ fn a_grid_has_a_thread_for_each_word_up_to_a_bound() {
 
 #[test]
 fn a_device_writes_the_number_of_the_look_that_found_something_in_the_order_of_its_stream() {
-    let world = World::on(Ordinal(4));
+    let world = World::on(Ordinal(1));
     let kernel = FiniteKernel::load(&world.context).unwrap();
     let word = world.memory(8);
-    world.control.produce(4, world.raw(), word.address(), &[0; 8]);
+    world.control.produce(1, world.raw(), word.address(), &[0; 8]);
     for (number, dtype) in (1..).zip(FLOATS) {
         let size = dtype.bytes();
         let memory = world.memory(3000 * size as usize);
@@ -119,19 +119,19 @@ fn a_device_writes_the_number_of_the_look_that_found_something_in_the_order_of_i
         let (healthy, spoilt) = ([run(1, 2000), run(7, 0), run(2002, 997)], [run(0, 1), run(2001, 1)]);
         let mut content = filled_with_finite(dtype, 3000);
         content[2001 * size as usize..][..size as usize].copy_from_slice(&element(dtype, f64::INFINITY));
-        world.control.produce(4, world.raw(), memory.address(), &content);
-        let before = world.control.counter(4, "kernels");
+        world.control.produce(1, world.raw(), memory.address(), &content);
+        let before = world.control.counter(1, "kernels");
         world.run(|stream| kernel.look(stream, dtype, &healthy, (&word, 2 * number)));
         assert_eq!(world.read(&word), (2 * number - 2 + u64::from(number > 1)).to_le_bytes(), "{dtype} is healthy");
         world.run(|stream| kernel.look(stream, dtype, &spoilt, (&word, 2 * number + 1)));
         assert_eq!(world.read(&word), (2 * number + 1).to_le_bytes(), "{dtype}");
-        assert_eq!(world.control.counter(4, "kernels") - before, 2);
+        assert_eq!(world.control.counter(1, "kernels") - before, 2);
     }
 }
 
 #[test]
 fn integers_and_empty_runs_need_no_kernel_and_crooked_memory_is_refused() {
-    let world = World::on(Ordinal(4));
+    let world = World::on(Ordinal(2));
     let kernel = FiniteKernel::load(&world.context).unwrap();
     let (memory, word) = (world.memory(64), world.memory(8));
     let run = |offset: u64, bytes: u64| [memory.part(Span { offset, bytes })];
@@ -143,13 +143,13 @@ fn integers_and_empty_runs_need_no_kernel_and_crooked_memory_is_refused() {
         });
         outcome
     };
-    let before = world.control.counter(4, "kernels");
+    let before = world.control.counter(2, "kernels");
     look(DType::I32, &run(0, 64)).unwrap();
     look(DType::F32, &run(8, 0)).unwrap();
     look(DType::F64, &[]).unwrap();
     let refused = look(DType::F32, &run(2, 8)).unwrap_err();
     assert!(matches!(&refused, Error::InvalidArgument { what, .. } if what.contains("no multiple of 4")), "{refused}");
-    assert_eq!(world.control.counter(4, "kernels"), before);
+    assert_eq!(world.control.counter(2, "kernels"), before);
 }
 
 #[test]

@@ -426,7 +426,7 @@ fn each_bad_field_of_a_use_of_rows_is_named() {
     let scan = |header: &Header| matches!(header, Header::Rows(rows) if rows.action.scans());
     let scan = samples::headers().into_iter().find(scan).expect("a scan").encode();
     for (at, value, field) in [
-        (35, 10, "action"),
+        (35, 11, "action"),
         (35, 1, "body length"),
         (34, 2, "flags"),
         (39, 9, "shards"),
