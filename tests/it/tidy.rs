@@ -496,7 +496,8 @@ fn is_machine(module: &[String]) -> bool {
     let of = |index: usize| module.get(index).map(String::as_str);
     match of(0) {
         Some("node") => {
-            of(1).is_some_and(|module| NODE_MACHINE.contains(&module)) && !matches!(of(2), Some("values" | "store"))
+            of(1).is_some_and(|module| NODE_MACHINE.contains(&module))
+                && !matches!(of(2), Some("values" | "store" | "alone"))
         }
         Some("coordinator") => of(1) != Some("driver"),
         Some(_) | None => false,

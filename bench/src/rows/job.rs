@@ -5,7 +5,7 @@ use std::time::Duration;
 use gradlane_core::engine::{Engine, RowsHandle, RowsUse, Scan};
 use gradlane_core::types::{Priority, RowAction, ShrinkBounds, TableSpec, TensorSpec};
 
-use super::Contender;
+use super::contender::Contender;
 use crate::job::road::Road;
 use crate::job::{self, Before, JobOptions};
 use crate::push_pull::worker::Means;

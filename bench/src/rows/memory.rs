@@ -4,7 +4,7 @@ use std::hint::black_box;
 
 use gradlane_core::types::TableSpec;
 
-use super::Contender;
+use super::contender::Contender;
 
 /// Values, and as many sums of squares, by id.
 pub(super) struct Memory {

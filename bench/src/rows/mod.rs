@@ -1,5 +1,6 @@
 //! How fast are rows of tables read and changed?
 
+mod contender;
 mod job;
 mod memory;
 mod oracle;
@@ -12,6 +13,7 @@ use clap::{Args, ValueEnum};
 use gradlane_core::codec::Seed;
 use gradlane_core::types::{DType, PartId, Round, TableSpec, TensorKey};
 
+use self::contender::{Case, Contender};
 use self::job::Job;
 use self::memory::Memory;
 use self::oracle::Oracle;
@@ -81,23 +83,6 @@ enum Spread {
     Even,
     /// The n-th most frequent one by 1 / n^1.05.
     Zipf,
-}
-
-/// Who reads and changes rows.
-trait Contender {
-    fn name(&self) -> String;
-
-    /// Reads the rows of `ids`, in their order.
-    fn pull(&mut self, ids: &[u64], rows: &mut [f32]) -> Result<(), String>;
-
-    /// Changes the rows of `ids` by a gradient each.
-    fn push(&mut self, ids: &[u64], gradients: &[f32]) -> Result<(), String>;
-}
-
-/// The ids of the case that is measured, and their gradients.
-struct Case {
-    ids: Vec<u64>,
-    gradients: Vec<f32>,
 }
 
 /// Measures and prints.

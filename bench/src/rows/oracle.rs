@@ -6,7 +6,7 @@ use gradlane_core::codec::RowCodec;
 use gradlane_core::reduce::{Kernels, RowRule};
 use gradlane_core::types::TableSpec;
 
-use super::{Case, Contender};
+use super::contender::{Case, Contender};
 
 /// Rows, changed by the same rule as those of servers, one after the other.
 pub(super) struct Oracle {

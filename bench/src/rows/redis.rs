@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use gradlane_core::types::TableSpec;
 
-use super::Contender;
+use super::contender::Contender;
 
 /// A connection to a Redis on this host.
 pub(super) struct Redis {

@@ -7,7 +7,7 @@ use gradlane_core::types::{RowAction, TableSpec};
 use gradlane_server::node::accumulator::SumResources;
 use gradlane_server::node::table::RowStore;
 
-use super::Contender;
+use super::contender::Contender;
 use super::job::use_of;
 
 /// A store that this thread uses.

@@ -145,7 +145,7 @@ impl Engine {
         }
         let kept = specs.iter().zip(given).filter(|((_, is_kept), _)| *is_kept);
         let (kept, memory): (Vec<&TensorSpec>, Vec<Arc<OwnedBytes>>) =
-            kept.map(|((spec, _), (_, bytes))| (spec, Arc::new(OwnedBytes::new(bytes.to_vec())))).unzip();
+            kept.map(|((spec, _), (_, bytes))| (spec, Arc::new(OwnedBytes::new(Vec::from(*bytes))))).unzip();
         let regions = memory.iter().map(|memory| memory.region()).collect();
         let names: Vec<String> = kept.iter().map(|spec| spec.name.clone()).collect();
         self.use_residuals(ResidualUse::Give, kept, regions, memory)?;

@@ -60,6 +60,7 @@ mod orders;
 
 mod events;
 
+mod distinct;
 mod driver;
 
 mod access;

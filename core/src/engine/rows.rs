@@ -3,9 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use hashbrown::HashTable;
-
 use super::asked::Asked;
+use super::distinct::{Distinct, Sums};
 use super::driver::Engine;
 use super::handle::Handle;
 use super::scans::{PageOf, Pages, Scan};
@@ -338,72 +337,12 @@ impl RowsUse<'_> {
             }
         }
         for (cut, of_part) in cuts.iter().zip(&bodies) {
-            body[cut.sent.offset as usize..cut.sent.end() as usize].copy_from_slice(of_part);
+            Copies::default().copy(of_part, &mut body[cut.sent.offset as usize..cut.sent.end() as usize]);
         }
         let gots = parts.iter().zip(&cuts).map(|((_, shards), cut)| (shards.first, cut.got));
         let pages = if scans { self.scan.pages(self.action, gots) } else { Vec::new() };
         let places = of_asked.iter().map(|place| of_distinct[*place as usize].0).collect();
         Ok(Packed { body, cuts, places, answer_bytes: got as usize, pages })
-    }
-}
-
-/// The gradients of distinct ids.
-enum Sums<'a> {
-    /// As they were given, because no id comes twice.
-    Given(&'a [f32]),
-    Added(Vec<f32>),
-}
-
-impl<'a> Sums<'a> {
-    /// Adds up the gradients of each of `count` ids, where `places` says which one each gradient is of.
-    fn of(given: &'a [f32], places: &[u32], count: usize, dim: usize) -> Self {
-        if places.len() == count {
-            return Self::Given(given);
-        }
-        let mut sums = vec![0.0; count * dim];
-        for (place, gradient) in places.iter().zip(given.chunks_exact(dim)) {
-            let sum = &mut sums[*place as usize * dim..][..dim];
-            sum.iter_mut().zip(gradient).for_each(|(sum, number)| *sum += number);
-        }
-        Self::Added(sums)
-    }
-
-    fn rows(&self, dim: usize) -> std::slice::ChunksExact<'_, f32> {
-        match self {
-            Self::Given(given) => given.chunks_exact(dim),
-            Self::Added(sums) => sums.chunks_exact(dim),
-        }
-    }
-}
-
-/// The ids of a list, each once, in the order in which they come first, and for each of the list its place among them.
-struct Distinct {
-    ids: Vec<u64>,
-    places: Vec<u32>,
-}
-
-impl Distinct {
-    fn of(asked: &[u64]) -> Self {
-        let mut known: HashTable<u32> = HashTable::with_capacity(asked.len());
-        let mut ids: Vec<u64> = Vec::with_capacity(asked.len());
-        let places = asked.iter().map(|id| {
-            let entry = known.entry(
-                TableSpec::hash_of(*id),
-                |place| ids[*place as usize] == *id,
-                |place| TableSpec::hash_of(ids[*place as usize]),
-            );
-            let place = u32::try_from(ids.len()).expect("at most IDS_MAX");
-            match entry {
-                hashbrown::hash_table::Entry::Occupied(found) => *found.get(),
-                hashbrown::hash_table::Entry::Vacant(free) => {
-                    free.insert(place);
-                    ids.push(*id);
-                    place
-                }
-            }
-        });
-        let places = places.collect();
-        Self { ids, places }
     }
 }
 

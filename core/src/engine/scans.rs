@@ -1,6 +1,7 @@
 //! Scans of tables: what a worker asks each part for, and what the pages of all parts have.
 
 use crate::error::{Error, Result};
+use crate::mem::Copies;
 use crate::types::{PartId, RowAction, ScanPoint, Shards, Span, TableSpec};
 use crate::wire::scan::{Begin, Body, Front, Next};
 
@@ -74,12 +75,12 @@ impl Scan<'_> {
             match (begins, point) {
                 (false, Some(ScanPoint { life, version, cursor, .. })) => {
                     let cursor = if *cursor == 0 { RowAction::END } else { *cursor };
-                    Next { life: *life, version: *version, cursor }.encode().to_vec()
+                    Next { life: *life, version: *version, cursor }.encode().into()
                 }
-                (false, None) => Next { life: 1, version: 0, cursor: RowAction::END }.encode().to_vec(),
+                (false, None) => Next { life: 1, version: 0, cursor: RowAction::END }.encode().into(),
                 (true, point) => {
                     let since = point.map(|point| (point.life, point.version));
-                    Begin { life: self.life, since, with_state: self.with_state }.encode().to_vec()
+                    Begin { life: self.life, since, with_state: self.with_state }.encode().into()
                 }
             }
         };
@@ -100,7 +101,7 @@ impl Pages {
     /// # Errors
     /// [`Error::Protocol`] if one is not what it should be.
     pub(super) fn read(answer: &[u8], pages: &[PageOf], table: &TableSpec, with_state: bool) -> Result<Self> {
-        let mut all = Self::default();
+        let (mut all, copies) = (Self::default(), Copies::default());
         for PageOf { first, cursor, got } in pages {
             let page = &answer[got.offset as usize..got.end() as usize];
             let (Front { life, version, next, .. }, body) = Front::decode(page, table, with_state)?;
@@ -114,10 +115,13 @@ impl Pages {
             }
             all.points.push(ScanPoint { first: *first, life, version, cursor: next });
             let Body { ids, marks, gone, numbers } = body;
-            all.ids.extend_from_slice(ids);
-            all.marks.extend_from_slice(marks);
-            all.gone.extend_from_slice(gone);
-            all.numbers.extend_from_slice(numbers);
+            for (all, more) in
+                [(&mut all.ids, ids), (&mut all.marks, marks), (&mut all.gone, gone), (&mut all.numbers, numbers)]
+            {
+                let at = all.len();
+                all.resize(at + more.len(), 0);
+                copies.copy(more, &mut all[at..]);
+            }
         }
         Ok(all)
     }

@@ -297,11 +297,9 @@ impl Worker {
             Demand::Reduce { .. } => {}
         }
         let ((op, weight), participants) = (part.reduction(), part.participants.clone());
-        let weight = match (op, coding) {
-            // The server undoes the division that kept the contribution in the range of its wire form.
-            (Op::Sum | Op::Mean, Some(coding)) if !body.refused => coding.divisor,
-            _ => weight,
-        };
+        // The server undoes the division that kept the contribution in the range of its wire form.
+        let coding = coding.filter(|_| matches!(op, Op::Sum | Op::Mean) && !body.refused);
+        let weight = coding.map_or(weight, |coding| coding.divisor);
         match errand {
             Some(Errand::Withdraw(error_bytes)) => {
                 let error_bytes = *error_bytes;

@@ -15,7 +15,7 @@ struct Queue {
     bound: &'static str,
 }
 
-const QUEUES: [Queue; 57] = [
+const QUEUES: [Queue; 58] = [
     // Of the control links.
     queue(
         "core/src/transport/quic/control/frames.rs",
@@ -64,6 +64,11 @@ const QUEUES: [Queue; 57] = [
         "server/src/coordinator/driver/disk.rs",
         "let (work, received) = unbounded",
         "three pieces of work: one save or load is under way, and a refused one (two_savers_at_once_do_not_meet)",
+    ),
+    queue(
+        "server/src/node/table/tombs.rs",
+        "ring: VecDeque<(u64, u64)>",
+        "65,536 removals and a quarter of the rows (removals_are_known_as_far_back_as_there_is_room); the oldest go",
     ),
     queue(
         "server/src/node/archive.rs",

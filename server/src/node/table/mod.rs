@@ -22,6 +22,7 @@ mod arena;
 mod machine;
 mod merge;
 mod rows;
+mod scanned;
 mod store;
 mod tombs;
 mod waiting;

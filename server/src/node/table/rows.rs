@@ -15,8 +15,8 @@ use gradlane_core::error::{Error, Result};
 use gradlane_core::reduce::{Kernels, RowRule};
 use gradlane_core::types::{NodeId, RowAction, Shards, ShrinkBounds, TableSpec};
 
-use self::scan::Scan;
 use super::arena::{Arena, Mark};
+use super::scanned::Scan;
 use super::tombs::Tombs;
 
 pub(super) use self::restore::SavedMark;

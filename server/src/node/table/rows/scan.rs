@@ -8,19 +8,7 @@ use gradlane_core::types::{NodeId, RowAction};
 use gradlane_core::wire::scan::{Begin, Front, Next};
 
 use super::{Rows, bad};
-
-/// A scan that has more pages.
-#[derive(Debug)]
-pub(super) struct Scan {
-    /// The version at which it began.
-    version: u64,
-    /// Changes behind this version are wanted; `None` for everything.
-    since: Option<u64>,
-    with_state: bool,
-    freeze: u64,
-    /// The ids that were removed, and are not there again.
-    gone: Vec<u64>,
-}
+use crate::node::table::scanned::Scan;
 
 /// Versions that are further apart cannot be told from those of rows.
 const WINDOW: u64 = 1 << 31;
