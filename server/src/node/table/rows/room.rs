@@ -111,7 +111,7 @@ impl Rows {
             return Some(self.make(id));
         }
         if self.spec.admission.score().is_none() && self.spec.admits(id) {
-            self.wait(id).pulls += 1;
+            self.waiting_of(id).pulls += 1;
         }
         None
     }
@@ -123,7 +123,7 @@ impl Rows {
             return Some(self.make(id));
         }
         if self.spec.admission.score().is_some() && self.spec.admits(id) {
-            self.wait(id).score += score;
+            self.waiting_of(id).score += score;
         }
         None
     }
@@ -132,7 +132,7 @@ impl Rows {
         self.waiting.find(TableSpec::hash_of(id), |waiting| waiting.id == id)
     }
 
-    fn wait(&mut self, id: u64) -> &mut Waiting {
+    fn waiting_of(&mut self, id: u64) -> &mut Waiting {
         let hash = TableSpec::hash_of(id);
         let entry = self.waiting.entry(hash, |waiting| waiting.id == id, |waiting| TableSpec::hash_of(waiting.id));
         entry.or_insert(Waiting { id, pulls: 0, score: 0.0 }).into_mut()
