@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::{Merge, Rule};
+use super::{Merge, RowForm, Rule, Turns};
 use crate::error::{Error, Result};
 
 /// What servers do with the rows of a table. A declaration names it, and all workers declare the same one, to the bit.
@@ -75,36 +75,6 @@ pub enum Full {
     Refuse,
     /// Another row makes room: of some, the one that was used longest ago.
     Evict,
-}
-
-/// Who waits for whom at a table.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub enum Turns {
-    /// Nobody: each push is done when it comes.
-    Async,
-    /// Each push is done when it comes, and nobody pulls who has pushed more than so many times more often than the slowest worker.
-    Ssp {
-        /// Pushes.
-        ahead: u32,
-    },
-    /// A push waits for one of every worker. Then the gradients of each id are merged, and its row makes one step.
-    Sync {
-        /// How they are merged.
-        merge: Merge,
-    },
-}
-
-/// How rows and gradients travel. Servers keep and change f32.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub enum RowForm {
-    /// As they are.
-    F32,
-    /// Each element rounded to the nearest bf16.
-    BF16,
-    /// Each element rounded to the nearest f16.
-    F16,
-    /// A scale of f32, the largest magnitude of the row divided by 127, and for each element a whole number of it in 1 byte.
-    Int8,
 }
 
 /// Neighbouring shards of a table: the rows of a part.
@@ -314,39 +284,6 @@ impl Spread {
 impl Full {
     const ALL: [Self; 2] = [Self::Refuse, Self::Evict];
     const NAMES: [&str; 2] = ["refuse", "evict"];
-}
-
-impl RowForm {
-    const ALL: [Self; 4] = [Self::F32, Self::BF16, Self::F16, Self::Int8];
-    const NAMES: [&str; 4] = ["none", "bf16", "fp16", "int8"];
-
-    /// The bytes of a row of `dim` elements.
-    pub const fn row_bytes(self, dim: u64) -> u64 {
-        match self {
-            Self::F32 => 4 * dim,
-            Self::BF16 | Self::F16 => 2 * dim,
-            Self::Int8 => 4 + dim,
-        }
-    }
-}
-
-impl Turns {
-    const ALL: [Self; 3] = [Self::Async, Self::Ssp { ahead: 0 }, Self::Sync { merge: Merge::Mean }];
-    const NAMES: [&str; 3] = ["async", "ssp", "sync"];
-    const MERGES: [&str; 2] = ["mean", "sum"];
-
-    /// As users write them: a setting and its value each.
-    fn settings(self) -> [Option<(&'static str, String)>; 2] {
-        match self {
-            Self::Async => [None, None],
-            Self::Ssp { ahead } => {
-                [Some(("mode", "ssp".to_owned())), (ahead > 0).then(|| ("ahead", ahead.to_string()))]
-            }
-            Self::Sync { merge } => {
-                [Some(("mode", "sync".to_owned())), (merge == Merge::Sum).then(|| ("merge", "sum".to_owned()))]
-            }
-        }
-    }
 }
 
 impl fmt::Display for TableSpec {
