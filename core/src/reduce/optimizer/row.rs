@@ -12,6 +12,8 @@ use crate::types::Rule;
 pub struct RowRule {
     rule: Rule,
     dim: usize,
+    /// The elements of a row, with what the rule keeps of it.
+    len: usize,
     bound: Option<f32>,
     kernels: Kernels,
 }
@@ -35,12 +37,13 @@ impl RowRule {
     /// If the rule changes matrices as a whole.
     pub fn new(rule: Rule, dim: usize, bound: Option<f32>, kernels: Kernels) -> Self {
         assert!(!rule.optimizer().is_of_matrices(), "checked when the table was declared");
-        Self { rule, dim, bound, kernels }
+        let len = dim + usize::try_from(rule.kept_of_row(dim as u64)).expect("it lies in memory");
+        Self { rule, dim, len, bound, kernels }
     }
 
     /// The elements of a row, with what the rule keeps beside its values.
     pub fn len(&self) -> usize {
-        self.dim + usize::try_from(self.rule.kept_of_row(self.dim as u64)).expect("DIM_MAX")
+        self.len
     }
 
     /// Whether a row has no elements.
