@@ -77,9 +77,30 @@ def save(table: Table, path: str | os.PathLike[str], delta: bool, keep: int | No
     directory = _directory(path)
     if keep is not None and (isinstance(keep, bool) or not isinstance(keep, int) or keep < 1):
         raise InvalidArgumentError(f"keep={keep!r}; give a number of snapshots, at least 1, or None for all")
-    base = _base(table, directory) if delta else None
     with _disk(directory):
         directory.mkdir(parents=True, exist_ok=True)
+    with _only_saver(directory):
+        return _save(table, directory, delta, keep, timeout)
+
+
+@contextlib.contextmanager
+def _only_saver(directory: Path) -> Iterator[None]:
+    """Keeps others from saving to the directory. The end of a process ends it too."""
+    import fcntl
+
+    with _disk(directory):
+        lock = open(directory / ".lock", "a")  # noqa: SIM115
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise FailedPreconditionError(f"another process saves to {directory}; one worker saves for all") from None
+        yield
+
+
+def _save(table: Table, directory: Path, delta: bool, keep: int | None, timeout: float | None) -> Snapshot:
+    base = _base(table, directory) if delta else None
+    with _disk(directory):
         for left in directory.glob(".partial-*"):
             if left.is_dir():
                 shutil.rmtree(left, ignore_errors=True)
@@ -110,11 +131,17 @@ def load(table: Table, path: str | os.PathLike[str], number: int | None, timeout
     """Loads a table; `Table.load` says how."""
     chain = _chain(_directory(path), number)
     for found in chain:
-        if (found.about["table"], found.about["text"]) != (table.name, table._text):
+        about = found.about
+        if (about["table"], about["dim"], about["row_len"], _rule_of(about["text"])) != (
+            table.name,
+            table.dim,
+            table._row_len,
+            _rule_of(table._text),
+        ):
             theirs = f"table {found.about['table']!r} with {found.about['text']!r}"
             raise FailedPreconditionError(
                 f"{found.snapshot.directory} is of {theirs}, and this is table {table.name!r} with {table._text!r}; "
-                "make the table with the arguments with which it was saved"
+                "make the table with the name, the dim and the kind of rule with which it was saved"
             )
     # All of it is checked before the first row is sent.
     for found in chain:
@@ -226,6 +253,11 @@ def _write_manifest(partial: Path, about: dict[str, Any]) -> int:
     return len(text)
 
 
+def _rule_of(text: str) -> str:
+    """The name of the rule in the text of a table."""
+    return text.partition(";")[0].partition(":")[0]
+
+
 def _canonical(about: dict[str, Any]) -> bytes:
     return json.dumps(about, sort_keys=True, separators=(",", ":")).encode()
 
@@ -246,7 +278,8 @@ def _base(table: Table, directory: Path) -> _Found:
 def _check_owner(table: Table, directory: Path) -> None:
     """Refuses to save a table where another one is."""
     for number in sorted(_numbers(directory), reverse=True):
-        with contextlib.suppress(CorruptCheckpointError, IncompatibleError):
+        # What is no snapshot of this version says nothing.
+        with contextlib.suppress(CorruptCheckpointError, IncompatibleError, NotFoundError, UnavailableError):
             found = _read(directory, number)
             if found.about["table"] != table.name:
                 raise FailedPreconditionError(

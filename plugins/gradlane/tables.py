@@ -20,8 +20,10 @@ The mode of a table says who waits for whom:
 | `modes.SSP(bound)` | is done when it comes | a pull of a worker that has pushed more than `bound` times more often than the slowest |
 | `modes.Sync()` | makes one step of each row with those of all workers: their mean, or with `merge="sum"` their sum | each push |
 
-With the last two every worker pushes at each step, if only no ids; who does not is waited for until the step times out. Gradients
-for an id that only some workers have are divided by the number of all of them too. A worker that is lost is waited for no more.
+With the last two every worker pushes at each step, if only no ids; who does not, also because its program has ended, is
+waited for until the step times out, with a `StallError` that names it. In rounds all workers push with the same `step`.
+Gradients for an id that only some workers have are divided by the number of all of them too. A worker that is lost is waited
+for no more.
 
 The rows are spread over all servers. All workers make the table with the same arguments; who gives others hears of both in
 a `MismatchError`. Rules that follow the steps of the training, such as Adam, take the steps that `push` is told; without
@@ -176,10 +178,11 @@ class Table:
                 then its row reads as zeros, and gradients for it are dropped; 0 if that is no condition. Not together with `after`.
             share: the share of ids that get a row at all, above 0 and up to 1. A hash of seed and id chooses them.
             rows: the most rows over all servers, of which each has its share; 0 for as many as their memory holds.
-            full: what a full table does: "refuse" fails a use that needs more rows, which changes nothing then; "evict"
-                lets a row go that was not used for long.
+            full: what a full table does: "refuse" fails a use that needs more rows, of which that server does nothing then;
+                others may have done their part. "evict" lets a row go that was not used for long.
             ttl: a row goes that no worker has pulled or pushed to for more steps than this; 0 for never. Steps are those of
-                `push`.
+                `push`. It reads as gone at once; `stats`, `changed` and `save` have it until a server comes by, which looks at
+                as many rows in each use as that has ids.
             bound: values are clamped to plus or minus this after each step; 0 for no bound.
             mode: who waits for whom; see above. `modes.Async()`, `modes.SSP(bound)` or `modes.Sync()`.
             compression: how rows and gradients travel, each rounded to the nearest number of its kind: "int8" has one scale for
@@ -188,7 +191,7 @@ class Table:
             InvalidArgumentError: an argument is not what it should be; it is named.
         """
         check_name(name)
-        self.name, self.dim = name, dim
+        self.name, self._dim = name, dim
         settings: dict[str, Any] = {"dim": dim, "init": init, "scale": scale, "seed": seed, "after": after, "share": share}
         settings |= {"score": score}
         settings |= {"rows": rows, "full": full, "ttl": ttl, "bound": bound, "codec": compression, **_turns(mode)}
@@ -196,11 +199,20 @@ class Table:
         text = rules.text_of(rule)
         if text is None:
             raise InvalidArgumentError("rule=None; a table needs a rule, such as rules.SGD(lr=0.1)")
+        if isinstance(dim, bool) or not isinstance(dim, int):
+            raise InvalidArgumentError(f"dim={dim!r}; give a whole number of elements")
+        if compression not in ("none", "bf16", "fp16", "int8"):
+            raise InvalidArgumentError(f"compression={compression!r}; give one of none, bf16, fp16, int8")
         self._text, self._row_len = _core.table_text(f"{text};{said}")
         self.waits = not isinstance(mode, modes.Async)
         """Whether workers wait for each other, so that each pushes at each step, if only no ids."""
         self._pushes = 0
         self._counting = threading.Lock()
+
+    @property
+    def dim(self) -> int:
+        """The elements of a row."""
+        return self._dim
 
     def __getstate__(self) -> dict[str, Any]:
         """Of a copy, which uses the same rows."""
@@ -295,7 +307,7 @@ class Table:
         with self._counting:
             step = self._pushes if step is None else step
             native = self._begin(action, place, given, step, priority, timeout, marks=marks.buffer_info())
-            self._pushes = max(self._pushes, step) + 1
+            self._pushes = min(max(self._pushes, step) + 1, _STEP_MAX)
         return Pending(native, lambda: None)
 
     def shrink(
@@ -312,7 +324,8 @@ class Table:
         A row's score is that of its pushes, and decays here. A row is idle for the steps since its last push or pull.
 
         Args:
-            decay: the scores of all rows are multiplied by this first, from 0 to 1.
+            decay: the scores of all rows are multiplied by this first, from 0 to 1, and so is what ids without a row wait for;
+                ids for which nothing is left of that are forgotten.
             min_score: rows with a lower score go.
             max_idle: rows that are idle for more steps go; None for none of them.
             floor: so many rows stay in any case, over all servers, of which each has its share: those of the highest scores.
@@ -324,6 +337,9 @@ class Table:
         for name, number in (("max_idle", most if max_idle is None else max_idle), ("floor", floor)):
             if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= most:
                 raise InvalidArgumentError(f"{name}={number!r}; give a whole number, 0 or above")
+        for name, value in (("decay", decay), ("min_score", min_score)):
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise InvalidArgumentError(f"{name}={value!r}; give a number")
         bounds = (float(decay), float(min_score), most if max_idle is None else max_idle, floor)
         return self._count("shrink", bounds, timeout)
 

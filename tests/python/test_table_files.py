@@ -202,7 +202,7 @@ def test_a_snapshot_of_another_table_is_refused(tmp_path):
     train(table, 1)
     table.save(tmp_path)
     for other in (table_of("of another table"), table_of("of one table", dim=3), table_of("of one table", rules.SGD())):
-        with pytest.raises(FailedPreconditionError, match="with the arguments with which it was saved"):
+        with pytest.raises(FailedPreconditionError, match="the kind of rule with which it was saved"):
             other.load(tmp_path)
 
 

@@ -48,12 +48,49 @@ def test_who_does_not_push_is_waited_for_until_the_time_is_up_and_nothing_is_los
     gradlane.barrier("late is read")
     if gradlane.rank() == 0:
         with pytest.raises(errors.Error, match="late"):
-            table.push([1], ones, timeout=0.3)
+            table.push([1], ones, step=1, timeout=0.3)
         # Servers have forgotten that push before they hear of another one.
         table.stats()
     gradlane.barrier("one gave up")
-    table.push([1], ones)
+    table.push([1], ones, step=1)
     assert table.look([1]).tolist() == [[-6.0] * DIM]
+
+
+def test_workers_of_different_steps_are_told_so_and_nothing_is_merged():
+    table = Table("out of step", 1, rule=rules.SGD(lr=1.0), mode=modes.Sync())
+    with pytest.raises(errors.FailedPreconditionError, match="pushes for step"):
+        table.push([1], np.ones((1, 1), np.float32), step=gradlane.rank())
+    assert table.look([1]).tolist() == [[0.0]]
+    gradlane.barrier("out of step is read")
+
+
+@pytest.mark.parametrize(("compression", "number"), [("fp16", 1e5), ("bf16", 3.4e38), ("none", 3e38)])
+def test_what_becomes_infinite_on_its_way_is_refused_before_it_is_sent(compression, number):
+    table = Table(f"infinite {compression} {gradlane.rank()}", 1, rule=rules.SGD(lr=1.0), compression=compression)
+    with pytest.raises(errors.NotFiniteError, match="infinite"):
+        table.push([1, 1], np.full((2, 1), number, np.float32))
+    assert table.stats().rows == 0
+
+
+def test_a_sum_of_all_workers_that_is_infinite_is_told_to_all_of_them():
+    table = Table("infinite together", 1, rule=rules.SGD(lr=1.0), mode=modes.Sync(merge="sum"))
+    with pytest.raises(errors.NotFiniteError, match="sum of all workers"):
+        table.push([1], np.full((1, 1), 3e38, np.float32))
+    table.push([1], np.ones((1, 1), np.float32))
+    assert table.look([1]).tolist() == [[-3.0]]
+    gradlane.barrier("infinite together is read")
+
+
+@pytest.mark.workers(2, servers=1, settings={"step_timeout": "2s"})
+@pytest.mark.parametrize("mode", [modes.Sync(), modes.SSP(0)], ids=["sync", "ssp"])
+def test_who_is_waited_for_is_named(mode):
+    table = Table(f"waits {mode}", 1, rule=rules.SGD(lr=1.0), mode=mode)
+    if gradlane.rank() == 0:
+        with pytest.raises(errors.StallError, match="worker 1"):
+            for _ in range(2):
+                table.push([1], np.ones((1, 1), np.float32))
+                table.pull([1])
+    gradlane.barrier(f"{table.name} was named", timeout=60)
 
 
 def test_nobody_is_further_ahead_than_the_bound():

@@ -35,6 +35,15 @@ impl RowCodec {
         self.row_bytes
     }
 
+    /// Whether finite numbers of a row stay finite on their way.
+    pub fn holds(&self, row: &[f32]) -> bool {
+        match self.form {
+            RowForm::F32 | RowForm::Int8 => true,
+            RowForm::BF16 => row.iter().all(|number| bf16::from_f32(*number).is_finite()),
+            RowForm::F16 => row.iter().all(|number| f16::from_f32(*number).is_finite()),
+        }
+    }
+
     /// Writes a row.
     ///
     /// # Panics
@@ -112,9 +121,10 @@ impl Loops for Quantise<'_> {
         let largest = row.iter().fold(0.0f32, |largest, number| largest.max(number.abs()));
         let scale = if is_finite { largest / 127.0 } else { f32::NAN };
         *scale_at = scale.to_le_bytes();
-        let factor = if scale > 0.0 { 1.0 / scale } else { 0.0 };
+        // Not a multiplication by 1 / scale, which is infinite of a small scale. What is no number becomes 0.
+        let scale = if scale > 0.0 { scale } else { 1.0 };
         for (code, number) in codes.iter_mut().zip(row) {
-            *code = (number * factor).round_ties_even().clamp(-127.0, 127.0) as i8 as u8;
+            *code = (number / scale).round_ties_even().clamp(-127.0, 127.0) as i8 as u8;
         }
     }
 }
@@ -174,8 +184,22 @@ mod tests {
     }
 
     #[test]
+    fn what_a_form_cannot_hold_is_known_before() {
+        let holds = |codec: &str, number: f32| {
+            let spec: TableSpec = format!("sgd;dim=1,codec={codec}").parse().unwrap();
+            RowCodec::of(&spec, Kernels::portable()).holds(&[number])
+        };
+        assert!(holds("fp16", 65_504.0) && !holds("fp16", 1e5));
+        assert!(holds("bf16", 3.3e38) && !holds("bf16", f32::MAX));
+        assert!(holds("none", f32::MAX) && holds("int8", f32::MAX));
+    }
+
+    #[test]
     fn the_largest_elements_of_a_row_keep_their_place() {
         assert_eq!(travelled("int8", &[127.0, -127.0, 1.0, 0.4, 63.5]), [127.0, -127.0, 1.0, 0.0, 64.0]);
+        let small = [3e-37, 1e-38, 1e-39, 0.0];
+        let close = |(number, came): (&f32, f32)| (number - came).abs() <= 3e-37 / 250.0;
+        assert!(small.iter().zip(travelled("int8", &small)).all(close));
         let tiny = f32::from_bits(3);
         assert!(travelled("int8", &[tiny, -tiny]).iter().all(|number| number.abs() <= tiny));
     }

@@ -2,6 +2,7 @@
 
 use hashbrown::HashTable;
 
+use crate::codec::RowCodec;
 use crate::types::TableSpec;
 
 /// The ids of a list, each once, in the order in which they come first, and for each of the list its place among them.
@@ -54,6 +55,16 @@ impl<'a> Sums<'a> {
             sum.iter_mut().zip(gradient).for_each(|(sum, number)| *sum += number);
         }
         Self::Added(sums)
+    }
+
+    /// What becomes infinite although each gradient is finite, if anything does.
+    pub(super) fn overflow(&self, dim: usize, codec: RowCodec) -> Option<String> {
+        let is_finite = |row: &[f32]| row.iter().all(|number| number.is_finite());
+        if matches!(self, Self::Added(sums) if !is_finite(sums)) {
+            return Some("the sum of the gradients of one id".to_owned());
+        }
+        (!self.rows(dim).all(|row| codec.holds(row)))
+            .then(|| "a gradient that is too large for its compression".to_owned())
     }
 
     pub(super) fn rows(&self, dim: usize) -> std::slice::ChunksExact<'_, f32> {

@@ -310,6 +310,13 @@ impl RowsUse<'_> {
         if self.action.pushes() {
             let dim = spec.dim as usize;
             let sums = Sums::of(self.gradients, &of_asked, ids.len(), dim);
+            if let Some(what) = sums.overflow(dim, codec) {
+                return Err(Error::NotFinite {
+                    tensor: self.tensor.name.clone().into(),
+                    round: Round(self.step),
+                    from: what,
+                });
+            }
             for (sum, (.., at)) in sums.rows(dim).zip(&of_distinct) {
                 codec.write(sum, &mut body[*at..][..row_bytes]);
             }

@@ -56,12 +56,13 @@ impl Services {
 
     /// When [`Self::handle_timeout`] is due.
     pub(super) fn poll_timeout(&self) -> Option<Time> {
-        self.sums.poll_timeout()
+        self.sums.poll_timeout().into_iter().chain(self.tables.poll_timeout()).min()
     }
 
     /// Time passed. Returns the workers that were given up, and why. Their links are to be closed.
     pub(super) fn handle_timeout(&mut self, now: Time, budget: &mut Budget) -> Vec<(WorkerId, Error)> {
         self.sums.handle_timeout(now, budget);
+        self.tables.handle_timeout(now, budget);
         let given_up = self.sums.given_up().into_iter();
         let reason = |(worker, waited)| (worker, Error::Timeout { what: format!("{worker} to read its sums"), waited });
         given_up.map(reason).collect()

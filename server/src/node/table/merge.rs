@@ -55,6 +55,11 @@ impl Merged {
         }
     }
 
+    /// Whether all sums are numbers.
+    pub(super) fn is_finite(&self) -> bool {
+        self.gradients.iter().all(|number| number.is_finite())
+    }
+
     /// The ids.
     pub(super) fn ids(&self) -> &[u64] {
         &self.ids

@@ -261,12 +261,11 @@ impl Rows {
             goes.truncate(usize::try_from(most).expect("fewer than there are"));
         }
         goes.into_iter().for_each(|(_, place)| self.remove(place));
-        if self.spec.admission.score().is_some() {
-            self.waiting.retain(|waiting| {
-                waiting.score *= decay;
-                waiting.score >= min_score
-            });
-        }
+        let by_score = self.spec.admission.score().is_some();
+        self.waiting.retain(|waiting| {
+            (waiting.score, waiting.pulls) = (waiting.score * decay, (waiting.pulls as f32 * decay) as u32);
+            if by_score { waiting.score >= min_score } else { waiting.pulls > 0 }
+        });
         self.version += 1;
         let [_, evicted, rest @ ..] = self.counts();
         let [rows, waiting, bytes, dropped] = rest;

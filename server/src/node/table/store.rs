@@ -309,12 +309,27 @@ impl Part {
         let Self { id, rows, codec, uploads, .. } = self;
         let rows = rows.as_mut().ok_or_else(|| rows_lost(*id))?;
         let uploads: Vec<&Upload> = pushes.iter().map(|exchange| &uploads[exchange]).collect();
-        let spec = uploads[0].asked.header.spec;
+        let Header { spec, step, .. } = uploads[0].asked.header;
+        let other = uploads.iter().map(|upload| upload.asked.header.step).enumerate().find(|(_, other)| *other != step);
+        if let Some((worker, other)) = other {
+            // One of them has missed a round, as after an error on some servers alone.
+            return Err(Error::FailedPrecondition {
+                what: format!(
+                    "table {}: worker {worker} pushes for step {other}, and worker 0 for step {step}",
+                    id.key
+                ),
+                hint: "let all workers push at each step, with the same step; after a failed push begin the table anew"
+                    .to_owned(),
+            });
+        }
         let Turns::Sync { merge } = spec.turns else { unreachable!("pushes of other tables do not gather") };
         let mut merged = Merged::new(usize::try_from(spec.dim).expect("DIM_MAX"));
         uploads.iter().for_each(|upload| merged.add(&upload.ids(), &upload.gradients(*codec)));
         merged.finish(merge, uploads.len());
-        let step = uploads.iter().map(|upload| upload.asked.header.step).max().unwrap_or_default();
+        if !merged.is_finite() {
+            let (tensor, round) = (id.key.into(), uploads[0].asked.header.target.round);
+            return Err(Error::NotFinite { tensor, round, from: "the sum of all workers".to_owned() });
+        }
         rows.push(merged.ids(), step, &merged)
     }
 

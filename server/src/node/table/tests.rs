@@ -234,8 +234,44 @@ fn a_push_that_is_wrong_is_refused_alone_and_the_others_go_on_waiting() {
     let wrong = world.begin(1, spec, push_of(&[5, 5], &[1.0; 4], 0));
     assert!(world.outcome(wrong).unwrap().unwrap_err().to_string().contains("comes twice"));
     assert_eq!(world.outcome(first), None);
-    let right = world.begin(1, spec, push_of(&[], &[], 1));
+    let (header, body) = push_of(&[], &[], 1);
+    let right = world.begin(1, spec, (Rows { step: 0, ..header }, body));
     assert_eq!([first, right].map(|exchange| world.outcome(exchange)), [Some(Ok(Vec::new())), Some(Ok(Vec::new()))]);
+}
+
+#[test]
+fn workers_of_different_steps_are_refused_and_nothing_is_changed() {
+    let mut world = World::of(2);
+    let spec = "sgd:lr=1;dim=2,mode=sync";
+    let first = world.begin(0, spec, push_of(&[5], &[1.0, 2.0], 0));
+    let second = world.begin(1, spec, push_of(&[5], &[1.0, 2.0], 1));
+    for exchange in [first, second] {
+        let error = world.outcome(exchange).unwrap().unwrap_err().to_string();
+        assert!(error.contains("worker 1 pushes for step 1, and worker 0 for step 0"), "{error}");
+    }
+    let look = world.begin(0, spec, (header(RowAction::Look, &[5], 2), bytes_of(&[5])));
+    assert_eq!(floats_of(&world.outcome(look).unwrap().unwrap()), [0.0, 0.0]);
+}
+
+#[test]
+fn who_is_waited_for_too_long_is_named() {
+    for (spec, pulls) in [("sgd:lr=1;dim=2,mode=sync", false), ("sgd:lr=1;dim=2,mode=ssp", true)] {
+        let mut world = World::of(3);
+        for rank in if pulls { 0..2 } else { 1..2 } {
+            world.begin(rank, spec, push_of(&[5], &[1.0, 2.0], 0));
+        }
+        let waits = match pulls {
+            true => world.begin(0, spec, (header(RowAction::Pull, &[5], 1), bytes_of(&[5]))),
+            false => world.begin(0, spec, push_of(&[5], &[1.0, 2.0], 0)),
+        };
+        assert_eq!(world.outcome(waits), None);
+        let due = world.node.poll_timeout().expect("somebody waits");
+        world.node.handle_timeout(due);
+        world.settle();
+        let Some(Err(Error::Stalled { missing, .. })) = world.outcome(waits) else { panic!("{spec}") };
+        assert_eq!(missing.iter().map(|worker| worker.0).collect::<Vec<_>>(), [2]);
+        assert_eq!(world.node.poll_timeout(), None);
+    }
 }
 
 #[test]

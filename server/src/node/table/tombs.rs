@@ -12,14 +12,16 @@ pub(super) struct Tombs {
 
 /// Removals that are kept of a table without rows. Beside these, a quarter of as many as there are rows.
 const KEPT_MIN: usize = 65_536;
+/// A ring of so many is never too long.
+const CAPACITY_MIN: usize = 64;
 
 impl Tombs {
     /// Bytes that one takes at most: a ring that grows is twice as long.
     pub(super) const ENTRY_BYTES: u64 = 2 * size_of::<(u64, u64)>() as u64;
 
-    /// Bytes that it takes at most.
+    /// Bytes that it takes.
     pub(super) fn bytes(&self) -> u64 {
-        self.ring.len() as u64 * Self::ENTRY_BYTES
+        (self.ring.capacity() * size_of::<(u64, u64)>()) as u64
     }
 
     /// The oldest version since which all removals are known.
@@ -34,8 +36,9 @@ impl Tombs {
             let (_, oldest) = self.ring.pop_front().expect("there is one");
             self.floor = oldest;
         }
-        if self.ring.capacity() > 2 * self.ring.len() {
-            self.ring.shrink_to(self.ring.len());
+        // With room to spare, so that as many must come or go before it is copied again.
+        if self.ring.capacity() > 4 * self.ring.len().max(CAPACITY_MIN) {
+            self.ring.shrink_to(2 * self.ring.len());
         }
     }
 
@@ -67,7 +70,7 @@ mod tests {
         assert_eq!(tombs.since(5), [0, 1, 2, 3, 4, 5, 6]);
         assert_eq!(tombs.since(last - 1), [last % 7]);
         assert!(tombs.since(last).is_empty());
-        assert!(tombs.ring.capacity() as u64 * 16 <= tombs.bytes());
+        assert!(tombs.bytes() <= 2 * Tombs::ENTRY_BYTES * tombs.ring.len() as u64);
         tombs.clear(last + 1);
         assert_eq!((tombs.floor(), tombs.bytes(), tombs.since(0)), (last + 1, 0, vec![]));
     }
