@@ -89,13 +89,18 @@ def _only_saver(directory: Path) -> Iterator[None]:
     import fcntl
 
     with _disk(directory):
-        lock = open(directory / ".lock", "a")  # noqa: SIM115
-    with lock:
+        lock = os.open(directory, os.O_RDONLY)
+    try:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise FailedPreconditionError(f"another process saves to {directory}; one worker saves for all") from None
+            raise FailedPreconditionError(f"another one saves to {directory}; one worker saves for all") from None
+        except OSError:
+            # Some file systems know no locks.
+            pass
         yield
+    finally:
+        os.close(lock)
 
 
 def _save(table: Table, directory: Path, delta: bool, keep: int | None, timeout: float | None) -> Snapshot:

@@ -163,7 +163,8 @@ def save(
 
     Args:
         path: the directory of the checkpoints of this training, below `checkpoint_dir`. It is made if it is not there.
-        async_: True to return at once; the handle tells when the checkpoint is whole.
+        async_: True to return at once; the handle tells when the checkpoint is whole. Who trains on meanwhile may get a later
+            round: `step` of what is loaded says which, and `extra` does not.
         keep: how many checkpoints stay in the directory; the oldest ones go once the new one is whole. None keeps all.
         extra: what `load` gives back, such as the epoch: anything that JSON can say, at most 64 KiB.
         tables_apart: whether the job may have tables. The checkpoint has nothing of them: save each by its own `Table.save`, and

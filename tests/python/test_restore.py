@@ -61,7 +61,8 @@ def train():
     for name, value in values.items():
         parameters.init(name, value, rule=rule[name], mode=clock)
     found = checkpoint.resume(path)
-    begin = 0 if found is None else found.extra
+    # A save that nobody waits for may be of a later round than the one in which it was asked for.
+    begin = 0 if found is None else found.step
     say(f"rank {gl.rank()} attempt {attempts}: from {begin} of checkpoint {None if found is None else found.number}")
     saving = None
     for step in range(begin, STEPS):

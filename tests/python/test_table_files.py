@@ -197,6 +197,23 @@ def swap(path, one, two):
     os.rename(path / "aside", path / f"snapshot-{two}")
 
 
+def test_two_saves_at_once_are_refused_and_what_lies_there_disturbs_nobody(tmp_path):
+    import fcntl
+
+    table = table_of("two savers")
+    train(table, 1)
+    table.save(tmp_path)
+    other = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(other, fcntl.LOCK_EX)
+    with pytest.raises(FailedPreconditionError, match="one worker saves for all"):
+        table.save(tmp_path)
+    os.close(other)
+    (tmp_path / "snapshot-5").mkdir()
+    (tmp_path / "snapshot-7").write_text("no directory", encoding="utf-8")
+    assert table.save(tmp_path).number == 8
+    assert table.load(tmp_path).number == 8
+
+
 def test_a_snapshot_of_another_table_is_refused(tmp_path):
     table = table_of("of one table")
     train(table, 1)

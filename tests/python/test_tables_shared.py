@@ -86,7 +86,7 @@ def test_a_sum_of_all_workers_that_is_infinite_is_told_to_all_of_them():
 def test_who_is_waited_for_is_named(mode):
     table = Table(f"waits {mode}", 1, rule=rules.SGD(lr=1.0), mode=mode)
     if gradlane.rank() == 0:
-        with pytest.raises(errors.StallError, match="worker 1"):
+        with pytest.raises(errors.StallError, match="rank 1"):
             for _ in range(2):
                 table.push([1], np.ones((1, 1), np.float32))
                 table.pull([1])
