@@ -21,9 +21,10 @@ The mode of a table says who waits for whom:
 | `modes.Sync()` | makes one step of each row with those of all workers: their mean, or with `merge="sum"` their sum | each push |
 
 With the last two every worker pushes at each step, if only no ids; who does not, also because its program has ended, is
-waited for until the step times out, with a `StallError` that names it. In rounds all workers push with the same `step`.
-Gradients for an id that only some workers have are divided by the number of all of them too. A worker that is lost is waited
-for no more.
+waited for until the step times out, with a `StallError` that names it. In rounds all workers push with the same `step`, and
+a push that has failed on one of them leaves the table's servers at different ones: a further push is refused then, so go on
+with a new table. Gradients for an id that only some workers have are divided by the number of all of them too. A worker that
+is lost is waited for no more.
 
 The rows are spread over all servers. All workers make the table with the same arguments; who gives others hears of both in
 a `MismatchError`. Rules that follow the steps of the training, such as Adam, take the steps that `push` is told; without
