@@ -1,6 +1,6 @@
 //! Who waits for whom at a table.
 
-use super::{Merge, RowAction};
+use super::Merge;
 
 /// Who waits for whom at a table.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -23,15 +23,6 @@ impl Turns {
     pub(super) const ALL: [Self; 3] = [Self::Async, Self::Ssp { ahead: 0 }, Self::Sync { merge: Merge::Mean }];
     pub(super) const NAMES: [&str; 3] = ["async", "ssp", "sync"];
     pub(super) const MERGES: [&str; 2] = ["mean", "sum"];
-
-    /// Whether such a use may wait for other workers.
-    pub const fn waits(self, action: RowAction) -> bool {
-        match self {
-            Self::Async => false,
-            Self::Ssp { .. } => matches!(action, RowAction::Pull),
-            Self::Sync { .. } => action.pushes(),
-        }
-    }
 
     /// As users write them: a setting and its value each.
     pub(super) fn settings(self) -> [Option<(&'static str, String)>; 2] {

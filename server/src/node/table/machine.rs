@@ -7,7 +7,7 @@ use std::sync::Arc;
 use gradlane_core::error::{Error, Result};
 use gradlane_core::types::{
     DType, Declared, ExchangeId, Extent, NodeId, PartId, Participants, Round, RowAction, Shards, TableSpec, TensorKey,
-    TensorKind, Time, WorkerId,
+    TensorKind, Time, Turns, WorkerId,
 };
 use gradlane_core::wire::{About, Rows as Header};
 
@@ -124,7 +124,7 @@ impl Tables {
         let part = self.parts.entry(id).or_insert_with(new);
         part.open.insert((sender.node, exchange));
         let (about, has_body) = (header.about(), header.body_bytes() > 0);
-        let until = header.spec.turns.waits(header.action).then(|| now + self.config.step_timeout);
+        let until = may_wait(header.spec.turns, header.action).then(|| now + self.config.step_timeout);
         self.waits.extend(until.map(|until| (until, exchange)));
         let action = header.action;
         let entry = Exchange { sender, about, round, action, booked, has_body, is_open: true, is_served: false };
@@ -352,6 +352,15 @@ impl Tables {
 
     fn step(&mut self, part: PartId, step: RowsStep) {
         self.commands.push_back(Command::Step(Work::Table { part, step }));
+    }
+}
+
+/// Whether such a use may wait for other workers.
+fn may_wait(turns: Turns, action: RowAction) -> bool {
+    match turns {
+        Turns::Async => false,
+        Turns::Ssp { .. } => action == RowAction::Pull,
+        Turns::Sync { .. } => action.pushes(),
     }
 }
 
