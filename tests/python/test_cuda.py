@@ -112,8 +112,9 @@ def test_work_of_a_device_before_an_operation_may_take_longer_than_a_healthy_eng
 
 def test_an_array_that_names_no_stream_is_read_at_once():
     """What a wait that is missing looks like: the tests beside this one would see it."""
-    # Longer than a first exchange takes on any transport.
-    stream = user_stream(lag_seconds=20 * LAG_SECONDS)
+    # A first operation of this size allocates memory, which waits for the device.
+    gradlane.push_pull(Array(counting(np.int32, gradlane.rank()), stream=user_stream()), "before it", op=gradlane.Max)
+    stream = user_stream(lag_seconds=10 * LAG_SECONDS)
     array = Array(counting(np.int32, gradlane.rank()), stream=stream)
     array.stream = None
     gradlane.push_pull(array, "not waited for", op=gradlane.Max)
