@@ -341,12 +341,8 @@ class PaddleStdAdagrad(PaddleAdagrad):
 
 
 @dataclass(frozen=True)
-class PaddleAdam(Rule):
+class PaddleAdam(SparseAdam):
     """`sparse_adam` of Paddle's tables: Adam where each row counts its own steps, and `eps` is not corrected."""
-
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-8
-    clip_value: float = 0.0
 
 
 @dataclass(frozen=True)

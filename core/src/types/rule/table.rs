@@ -125,8 +125,8 @@ const fn steps(name: &'static str) -> Setting {
 const CLIP_VALUE: Setting = not_negative("clip_value", 0.0);
 const WEIGHT_DECAY: Setting = not_negative("weight_decay", 0.0);
 
-/// The settings of Adam as Paddle's sparse tables have it.
-const OF_PADDLE_ADAM: [Setting; 5] =
+/// The settings of Adam as tables have it: PyTorch's for sparse gradients, and Paddle's.
+const OF_SPARSE_ADAM: [Setting; 5] =
     [not_negative("lr", 1e-3), share("beta1", 0.9), share("beta2", 0.999), positive("eps", 1e-8), CLIP_VALUE];
 
 /// The settings of Adagrad as Paddle's sparse tables have it.
@@ -227,17 +227,7 @@ pub(super) const TABLE: [Row; 14] = [
             Setting { name: "rows", default: 0.0, range: Range::Rows },
         ],
     },
-    Row {
-        optimizer: Optimizer::SparseAdam,
-        name: "sparseadam",
-        settings: &[
-            not_negative("lr", 1e-3),
-            share("beta1", 0.9),
-            share("beta2", 0.999),
-            positive("eps", 1e-8),
-            CLIP_VALUE,
-        ],
-    },
+    Row { optimizer: Optimizer::SparseAdam, name: "sparseadam", settings: &OF_SPARSE_ADAM },
     Row {
         optimizer: Optimizer::RowwiseAdagrad,
         name: "rowwiseadagrad",
@@ -251,8 +241,8 @@ pub(super) const TABLE: [Row; 14] = [
     },
     Row { optimizer: Optimizer::PaddleAdagrad, name: "paddleadagrad", settings: &OF_PADDLE_ADAGRAD },
     Row { optimizer: Optimizer::PaddleStdAdagrad, name: "paddlestdadagrad", settings: &OF_PADDLE_ADAGRAD },
-    Row { optimizer: Optimizer::PaddleAdam, name: "paddleadam", settings: &OF_PADDLE_ADAM },
-    Row { optimizer: Optimizer::PaddleSharedAdam, name: "paddlesharedadam", settings: &OF_PADDLE_ADAM },
+    Row { optimizer: Optimizer::PaddleAdam, name: "paddleadam", settings: &OF_SPARSE_ADAM },
+    Row { optimizer: Optimizer::PaddleSharedAdam, name: "paddlesharedadam", settings: &OF_SPARSE_ADAM },
 ];
 
 /// How Muon's learning rate follows the shape: the names of PyTorch, in the order in which they travel.
