@@ -55,20 +55,8 @@ impl RowCodec {
             RowForm::F32 => {
                 to.as_chunks_mut().0.iter_mut().zip(row).for_each(|(to, number)| *to = number.to_le_bytes())
             }
-            RowForm::BF16 => {
-                let mut halves = [bf16::ZERO; RUN];
-                for (row, to) in row.chunks(RUN).zip(to.chunks_mut(2 * RUN)) {
-                    halves[..row.len()].convert_from_f32_slice(row);
-                    to.as_chunks_mut().0.iter_mut().zip(halves).for_each(|(to, half)| *to = half.to_le_bytes());
-                }
-            }
-            RowForm::F16 => {
-                let mut halves = [f16::ZERO; RUN];
-                for (row, to) in row.chunks(RUN).zip(to.chunks_mut(2 * RUN)) {
-                    halves[..row.len()].convert_from_f32_slice(row);
-                    to.as_chunks_mut().0.iter_mut().zip(halves).for_each(|(to, half)| *to = half.to_le_bytes());
-                }
-            }
+            RowForm::BF16 => write_halves(row, to, bf16::to_le_bytes),
+            RowForm::F16 => write_halves(row, to, f16::to_le_bytes),
             RowForm::Int8 => self.kernels.vectorise(Quantise { row, to }),
         }
     }
@@ -101,6 +89,19 @@ impl RowCodec {
             }
             RowForm::Int8 => self.kernels.vectorise(Dequantise { from, row }),
         }
+    }
+}
+
+/// Writes a row as elements of 2 bytes, converted a run at a time.
+#[inline]
+fn write_halves<H: Copy + Default>(row: &[f32], to: &mut [u8], bytes_of: impl Fn(H) -> [u8; 2])
+where
+    [H]: HalfFloatSliceExt,
+{
+    let mut halves = [H::default(); RUN];
+    for (row, to) in row.chunks(RUN).zip(to.chunks_mut(2 * RUN)) {
+        halves[..row.len()].convert_from_f32_slice(row);
+        to.as_chunks_mut().0.iter_mut().zip(halves).for_each(|(to, half)| *to = bytes_of(half));
     }
 }
 
