@@ -2,7 +2,7 @@
 
 use gradlane_core::error::Result;
 
-use super::{Rows, bad};
+use super::{NOWHERE, Rows, bad};
 
 /// What is known of a row beside its numbers, as it travels.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -37,26 +37,19 @@ impl Rows {
             return Err(bad("score", format!("is {}", mark.score)));
         }
         let places = self.places_once(ids)?;
-        let is_there = |(_, mark): &(&u64, &SavedMark)| !mark.score.is_nan();
-        let rows = ids.iter().zip(places).zip(marks).filter(|(_, mark)| !mark.score.is_nan());
-        let (there, places): (Vec<u64>, Vec<u32>) = rows.map(|((id, place), _)| (*id, place)).unzip();
-        self.check_room(&there, &places, |_, _, _| true)?;
-        let latest = marks.iter().filter(|mark| !mark.score.is_nan()).map(|mark| u64::from(mark.touched)).max();
+        let stays = |at: &usize| !marks[*at].score.is_nan();
+        let (stay, go): (Vec<usize>, Vec<usize>) = (0..ids.len()).partition(stays);
+        let (there, at): (Vec<u64>, Vec<u32>) = stay.iter().map(|at| (ids[*at], places[*at])).unzip();
+        self.check_room(&there, &at, |_, _, _| true)?;
+        let latest = stay.iter().map(|at| u64::from(marks[*at].touched)).max();
         self.step = self.step.max(step).max(latest.unwrap_or(0));
-        for (id, _) in ids.iter().zip(marks).filter(|row| !is_there(row)) {
-            if let Some(place) = self.find(*id) {
-                self.remove(place);
-            }
-        }
-        for ((id, mark), row) in ids.iter().zip(marks).zip(numbers.chunks_exact(len)) {
-            if mark.score.is_nan() {
-                continue;
-            }
-            self.wait_no_more(*id);
-            let place = self.find(*id).unwrap_or_else(|| self.make(*id));
-            let (numbers, kept) = self.arena.change(place, self.version + 1);
-            numbers.copy_from_slice(row);
-            (kept.touched, kept.used_by, kept.score) = (mark.touched, self.uses, mark.score);
+        go.iter().map(|at| places[*at]).filter(|place| *place != NOWHERE).for_each(|place| self.remove(place));
+        for at in stay {
+            self.wait_no_more(ids[at]);
+            let place = if places[at] == NOWHERE { self.make(ids[at]) } else { places[at] };
+            let (row, mark) = self.arena.change(place, self.version + 1);
+            row.copy_from_slice(&numbers[at * len..][..len]);
+            (mark.touched, mark.used_by, mark.score) = (marks[at].touched, self.uses, marks[at].score);
         }
         self.version += 1;
         Ok(())
