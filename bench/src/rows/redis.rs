@@ -1,6 +1,6 @@
 //! Rows as strings in a Redis, in its own protocol: a client library would cost more than what it is asked.
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 use std::io::{BufReader, Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
@@ -15,8 +15,8 @@ pub(super) struct Redis {
     link: TcpStream,
     answers: BufReader<TcpStream>,
     request: Vec<u8>,
-    /// How many rows were put, by their keys.
-    put: BTreeMap<u64, ()>,
+    /// The ids whose rows were put, which are to be removed.
+    put: BTreeSet<u64>,
 }
 
 impl Redis {
@@ -32,7 +32,7 @@ impl Redis {
         link.set_write_timeout(Some(patience)).map_err(failed)?;
         let answers = BufReader::with_capacity(1 << 16, link.try_clone().map_err(failed)?);
         let row_bytes = usize::try_from(spec.shard_bytes()).expect("DIM_MAX");
-        Ok(Self { row_bytes, link, answers, request: Vec::new(), put: BTreeMap::new() })
+        Ok(Self { row_bytes, link, answers, request: Vec::new(), put: BTreeSet::new() })
     }
 
     /// Removes what was put.
@@ -40,7 +40,7 @@ impl Redis {
     /// # Errors
     /// Why Redis did not.
     pub(super) fn leave(mut self) -> Result<(), String> {
-        let keys: Vec<u64> = self.put.keys().copied().collect();
+        let keys: Vec<u64> = self.put.iter().copied().collect();
         for keys in keys.chunks(1 << 16) {
             self.begin(b"UNLINK", keys.len());
             keys.iter().for_each(|key| self.key(*key));
@@ -124,7 +124,7 @@ impl Contender for Redis {
             write!(self.request, "${}\r\n", self.row_bytes).expect("to memory");
             row.iter().for_each(|number| self.request.extend_from_slice(&number.to_le_bytes()));
             self.request.extend_from_slice(b"\r\n");
-            self.put.insert(*id, ());
+            self.put.insert(*id);
         }
         self.send()?;
         match self.line()?.as_str() {
