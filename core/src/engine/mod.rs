@@ -60,7 +60,6 @@ mod orders;
 
 mod events;
 
-mod distinct;
 mod driver;
 
 mod access;
@@ -73,6 +72,7 @@ mod local;
 mod local_finite;
 mod names;
 mod patience;
+mod row_sums;
 mod rows;
 mod scans;
 

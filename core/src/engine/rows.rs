@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::asked::Asked;
-use super::distinct::{Distinct, Sums};
 use super::driver::Engine;
 use super::handle::Handle;
+use super::row_sums::Sums;
 use super::scans::{PageOf, Pages, Scan};
 use super::submit::HERE_BYTES_MAX;
 use crate::codec::RowCodec;
@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 use crate::mem::borrow::{self, Staging};
 use crate::mem::{Copies, Frozen, Lease, Pool};
 use crate::pipeline::Stage;
-use crate::reduce::Kernels;
+use crate::reduce::{Distinct, Kernels};
 use crate::types::{
     Demand, Effect, Epoch, PartId, Priority, Round, RowAction, RowsCut, Shards, ShrinkBounds, Span, TableSpec,
     TensorSpec, Version, WorkerId,
@@ -254,7 +254,9 @@ impl RowsUse<'_> {
         codec: RowCodec,
         lease: impl FnOnce(usize) -> Lease,
     ) -> Result<Packed> {
-        let Distinct { ids, places: of_asked } = Distinct::of(self.ids);
+        let mut distinct = Distinct::with_capacity(self.ids.len());
+        let of_asked: Vec<u32> = self.ids.iter().map(|id| distinct.place_of(*id)).collect();
+        let ids = distinct.ids();
         if self.action == RowAction::Restore && ids.len() < self.ids.len() {
             let name = &self.tensor.name;
             return Err(Error::InvalidArgument {
@@ -300,7 +302,7 @@ impl RowsUse<'_> {
         let mark_bytes = mark_bytes as usize;
         // Of each distinct id, its row in the answer and where its mark and its numbers are.
         let mut of_distinct = Vec::with_capacity(ids.len());
-        for id in &ids {
+        for id in ids {
             let (row, [id_at, mark_at, numbers_at]) = &mut next[part_of(*id)];
             body[*id_at..].as_chunks_mut().0[0] = id.to_le_bytes();
             of_distinct.push((u32::try_from(*row).expect("at most IDS_MAX"), *mark_at, *numbers_at));

@@ -29,6 +29,7 @@
 //! An accumulator that starts at a multiple of 64 bytes is fastest. At other addresses the widest vectors cross cache lines.
 
 mod convert;
+mod distinct;
 mod element;
 #[cfg(target_arch = "x86_64")]
 mod f16c;
@@ -40,6 +41,7 @@ mod passes;
 
 use std::ops::DerefMut;
 
+pub use distinct::Distinct;
 pub use kernels::Kernels;
 pub(crate) use kernels::Loops;
 pub use norm::clip_factor;

@@ -1,9 +1,7 @@
 //! The pushes of several workers as one.
 
-use hashbrown::HashTable;
-use hashbrown::hash_table::Entry;
-
-use gradlane_core::types::{Merge, TableSpec};
+use gradlane_core::reduce::Distinct;
+use gradlane_core::types::Merge;
 
 use super::rows::Gradients;
 
@@ -11,9 +9,7 @@ use super::rows::Gradients;
 #[derive(Debug)]
 pub(super) struct Merged {
     dim: usize,
-    ids: Vec<u64>,
-    /// The places of ids, by their hash.
-    places: HashTable<usize>,
+    ids: Distinct,
     gradients: Vec<f32>,
     scores: Vec<f32>,
 }
@@ -21,29 +17,23 @@ pub(super) struct Merged {
 impl Merged {
     /// Nothing yet, of rows of `dim` elements.
     pub(super) fn new(dim: usize) -> Self {
-        Self { dim, ids: Vec::new(), places: HashTable::new(), gradients: Vec::new(), scores: Vec::new() }
+        Self { dim, ids: Distinct::default(), gradients: Vec::new(), scores: Vec::new() }
     }
 
     /// Adds the push of a worker.
     pub(super) fn add(&mut self, ids: &[u64], gradients: &impl Gradients) {
-        let Self { dim, ids: known, places, gradients: sums, scores } = self;
-        let mut gradient = vec![0.0; *dim];
+        let mut gradient = vec![0.0; self.dim];
         for (at, id) in ids.iter().enumerate() {
             gradients.read(at, &mut gradient);
-            let hash = |place: &usize| TableSpec::hash_of(known[*place]);
-            match places.entry(TableSpec::hash_of(*id), |place| known[*place] == *id, hash) {
-                Entry::Occupied(place) => {
-                    let sum = &mut sums[place.get() * *dim..][..*dim];
-                    sum.iter_mut().zip(&gradient).for_each(|(sum, number)| *sum += number);
-                    scores[*place.get()] += gradients.score(at);
-                }
-                Entry::Vacant(place) => {
-                    place.insert(known.len());
-                    known.push(*id);
-                    scores.push(gradients.score(at));
-                    sums.extend_from_slice(&gradient);
-                }
+            let place = self.ids.place_of(*id) as usize;
+            if place == self.scores.len() {
+                self.scores.push(gradients.score(at));
+                self.gradients.extend_from_slice(&gradient);
+                continue;
             }
+            self.scores[place] += gradients.score(at);
+            let sum = &mut self.gradients[place * self.dim..][..self.dim];
+            sum.iter_mut().zip(&gradient).for_each(|(sum, number)| *sum += number);
         }
     }
 
@@ -62,7 +52,7 @@ impl Merged {
 
     /// The ids.
     pub(super) fn ids(&self) -> &[u64] {
-        &self.ids
+        self.ids.ids()
     }
 }
 

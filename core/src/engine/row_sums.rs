@@ -1,40 +1,6 @@
-//! The ids of a use of a table, each once, and what is added up for each of them.
-
-use hashbrown::HashTable;
+//! What is added up for each id of a push.
 
 use crate::codec::RowCodec;
-use crate::types::TableSpec;
-
-/// The ids of a list, each once, in the order in which they come first, and for each of the list its place among them.
-pub(super) struct Distinct {
-    pub(super) ids: Vec<u64>,
-    pub(super) places: Vec<u32>,
-}
-
-impl Distinct {
-    pub(super) fn of(asked: &[u64]) -> Self {
-        let mut known: HashTable<u32> = HashTable::with_capacity(asked.len());
-        let mut ids: Vec<u64> = Vec::with_capacity(asked.len());
-        let places = asked.iter().map(|id| {
-            let entry = known.entry(
-                TableSpec::hash_of(*id),
-                |place| ids[*place as usize] == *id,
-                |place| TableSpec::hash_of(ids[*place as usize]),
-            );
-            let place = u32::try_from(ids.len()).expect("at most IDS_MAX");
-            match entry {
-                hashbrown::hash_table::Entry::Occupied(found) => *found.get(),
-                hashbrown::hash_table::Entry::Vacant(free) => {
-                    free.insert(place);
-                    ids.push(*id);
-                    place
-                }
-            }
-        });
-        let places = places.collect();
-        Self { ids, places }
-    }
-}
 
 /// The gradients of distinct ids.
 pub(super) enum Sums<'a> {
