@@ -25,6 +25,7 @@ mod rows;
 mod scanned;
 mod store;
 mod tombs;
+mod upload;
 mod waiting;
 
 #[cfg(test)]

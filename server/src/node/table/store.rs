@@ -8,14 +8,15 @@ use std::collections::BTreeMap;
 
 use gradlane_core::codec::RowCodec;
 use gradlane_core::error::{Error, Result};
-use gradlane_core::mem::{Lease, Pool};
+use gradlane_core::mem::Lease;
 use gradlane_core::transport::Outgoing;
-use gradlane_core::types::{ExchangeId, NodeId, PartId, Round, RowAction, ShrinkBounds, Turns, Version};
+use gradlane_core::types::{ExchangeId, NodeId, PartId, Round, RowAction, Turns, Version};
 use gradlane_core::wire::scan::{Begin, Next};
 use gradlane_core::wire::{Response, Rows as Header, RowsAnswer, Target, checksum};
 
 use super::merge::Merged;
-use super::rows::{Counts, Gradients, Pulled, Rows, SavedMark};
+use super::rows::{Counts, Pulled, Rows};
+use super::upload::Upload;
 use super::waiting::Waiting;
 use crate::node::accumulator::SumResources;
 use crate::node::command::{AskedRows, RowsStep, Served};
@@ -47,22 +48,6 @@ struct Part {
 struct Done {
     round: Round,
     counts: Counts,
-}
-
-/// The body of a use, as far as it came.
-#[derive(Debug)]
-struct Upload {
-    asked: Box<AskedRows>,
-    body: Lease,
-    came: usize,
-}
-
-/// Gradients as they came.
-struct Came<'a> {
-    codec: RowCodec,
-    /// Of each its score, if there are any.
-    scores: &'a [u8],
-    bytes: &'a [u8],
 }
 
 /// Whether a use may be done.
@@ -274,7 +259,7 @@ impl Part {
                 rows.push(&upload.ids(), header.step, &upload.gradients(*codec))?;
                 Answer::Nothing
             }
-            (RowAction::Shrink, None) => Answer::Counts(rows.shrink(bounds(&upload.body)?)),
+            (RowAction::Shrink, None) => Answer::Counts(rows.shrink(upload.bounds()?)),
             (RowAction::Changed, _) => {
                 let begin = Begin::decode(&upload.body)?;
                 Answer::Page(rows.begin_scan(&id.key.into(), upload.asked.node, begin, header.ids)?)
@@ -416,78 +401,6 @@ impl Part {
         }
         say(Event::Send(Outgoing::End { exchange, checksum: crc }));
     }
-}
-
-impl Upload {
-    fn of(asked: Box<AskedRows>, pool: &Pool) -> Self {
-        let body = pool.lease(usize::try_from(asked.header.body_bytes()).expect("PART_BYTES_MAX"));
-        Self { asked, body, came: 0 }
-    }
-
-    fn take(&mut self, resources: &SumResources, bytes: &[u8]) {
-        let taken = bytes.len().min(self.body.len() - self.came);
-        resources.copies.copy(&bytes[..taken], &mut self.body[self.came..][..taken]);
-        self.came += taken;
-    }
-
-    fn is_whole(&self) -> bool {
-        self.came == self.body.len()
-    }
-
-    fn ids(&self) -> Vec<u64> {
-        self.body[..self.bytes_of_ids()].as_chunks().0.iter().map(|bytes| u64::from_le_bytes(*bytes)).collect()
-    }
-
-    fn gradients(&self, codec: RowCodec) -> Came<'_> {
-        let Header { action, ids, .. } = self.asked.header;
-        let scores = if action == RowAction::PushScored { ids * RowAction::SCORE_BYTES } else { 0 };
-        let (scores, bytes) = self.body[self.bytes_of_ids()..].split_at(usize::try_from(scores).expect("IDS_MAX"));
-        Came { codec, scores, bytes }
-    }
-
-    /// Of a restore: what is known of each row, and the numbers of all rows.
-    fn saved(&self) -> (Vec<SavedMark>, Vec<f32>) {
-        let bytes = &self.body[self.bytes_of_ids()..];
-        let count = usize::try_from(self.asked.header.ids).expect("IDS_MAX");
-        let (marks, numbers) = bytes.split_at(count * RowAction::MARK_BYTES as usize);
-        let mark = |bytes: &[u8; 8]| {
-            let [touched, score] = [0, 1].map(|half| bytes.as_chunks().0[half]);
-            SavedMark { touched: u32::from_le_bytes(touched), score: f32::from_le_bytes(score) }
-        };
-        let number = |bytes: &[u8; 4]| f32::from_le_bytes(*bytes);
-        (marks.as_chunks().0.iter().map(mark).collect(), numbers.as_chunks().0.iter().map(number).collect())
-    }
-
-    fn bytes_of_ids(&self) -> usize {
-        usize::try_from(8 * self.asked.header.ids).expect("IDS_MAX")
-    }
-}
-
-impl Gradients for Came<'_> {
-    fn numbers(&self) -> usize {
-        self.bytes.len() / self.codec.row_bytes() * self.codec.dim()
-    }
-
-    fn read(&self, at: usize, gradient: &mut [f32]) {
-        let row_bytes = self.codec.row_bytes();
-        self.codec.read(&self.bytes[at * row_bytes..][..row_bytes], gradient);
-    }
-
-    fn score(&self, at: usize) -> f32 {
-        self.scores.as_chunks().0.get(at).map_or(1.0, |score| f32::from_le_bytes(*score))
-    }
-}
-
-/// What the body of a shrink says.
-fn bounds(body: &[u8]) -> Result<ShrinkBounds> {
-    let numbers: Vec<u64> = body.as_chunks().0.iter().map(|bytes| u64::from_le_bytes(*bytes)).collect();
-    let &[decay, min_score, max_idle, floor] = &*numbers else { unreachable!("its header was checked") };
-    let [decay, min_score] = [decay, min_score].map(f64::from_bits);
-    if !(0.0..=1.0).contains(&decay) || !min_score.is_finite() {
-        let problem = format!("are a decay of {decay} and a score of {min_score}");
-        return Err(Error::Protocol { peer: "the worker".to_owned(), field: "bounds".to_owned(), problem });
-    }
-    Ok(ShrinkBounds { decay, min_score, max_idle, floor })
 }
 
 /// The answer to a use of a part whose memory a defect of the server has lost.
