@@ -141,11 +141,11 @@ impl Membership {
         self.lives.iter().find(|(_, (of, _))| *of == worker).map(|(node, _)| *node)
     }
 
-    /// The processes of the workers, by rank.
-    pub(super) fn nodes(&self) -> Arc<[NodeId]> {
+    /// The workers and their processes, by rank.
+    pub(super) fn nodes(&self) -> Arc<[(WorkerId, NodeId)]> {
         let by_rank: BTreeMap<WorkerId, NodeId> =
             self.lives.iter().map(|(node, (worker, _))| (*worker, *node)).collect();
-        by_rank.into_values().collect()
+        by_rank.into_iter().collect()
     }
 
     /// Whether `node` is the process of a worker.

@@ -62,7 +62,7 @@ impl Services {
     /// Time passed. Returns the workers that were given up, and why. Their links are to be closed.
     pub(super) fn handle_timeout(&mut self, now: Time, budget: &mut Budget) -> Vec<(WorkerId, Error)> {
         self.sums.handle_timeout(now, budget);
-        self.tables.handle_timeout(now, budget);
+        self.tables.handle_timeout(now);
         let given_up = self.sums.given_up().into_iter();
         let reason = |(worker, waited)| (worker, Error::Timeout { what: format!("{worker} to read its sums"), waited });
         given_up.map(reason).collect()

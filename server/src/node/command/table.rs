@@ -1,12 +1,13 @@
 //! The steps of the part of a table.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use gradlane_core::error::Error;
-use gradlane_core::types::{Epoch, ExchangeId, NodeId, PartId};
+use gradlane_core::types::{Epoch, ExchangeId, NodeId, PartId, WorkerId};
 use gradlane_core::wire::Rows;
 
-/// A step in the life of a part of a table: `Serve` and `Forget`, for any number of exchanges at once, with `Leave` in between; `Drop`.
+/// A step in the life of a part of a table: `Serve`, `Forget` and `GiveUp`, for any number of exchanges at once, with `Leave` in between; `Drop`.
 ///
 /// A use may wait until other workers have done theirs.
 #[derive(Clone, PartialEq, Debug)]
@@ -23,6 +24,13 @@ pub enum RowsStep {
     Forget {
         /// Which one.
         exchange: ExchangeId,
+    },
+    /// Uses have waited too long for other workers: those that were not done are refused, and the workers are named that are missing.
+    GiveUp {
+        /// What brings them.
+        exchanges: Vec<ExchangeId>,
+        /// How long they have waited.
+        waited: Duration,
     },
     /// This worker is gone for good: nobody repeats its uses, and its scan ends. Ends in one [`Served`] without an exchange.
     Leave {
@@ -42,8 +50,8 @@ pub struct AskedRows {
     pub header: Rows,
     /// The membership under which it is answered.
     pub epoch: Epoch,
-    /// The processes of its workers, by rank.
-    pub workers: Arc<[NodeId]>,
+    /// The workers of the table and their processes, by rank.
+    pub workers: Arc<[(WorkerId, NodeId)]>,
     /// Bytes of a block of the answer.
     pub block_bytes: u64,
     /// The error for a use that was not done before, because the server drains.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use gradlane_core::error::{Error, Result};
 use gradlane_core::mem::Frozen;
 use gradlane_core::transport::Outgoing;
-use gradlane_core::types::{ExchangeId, NodeId, Version};
+use gradlane_core::types::{ExchangeId, NodeId, Version, WorkerId};
 use gradlane_core::wire::{Response, Rows as Header};
 
 use super::store::RowStore;
@@ -28,7 +28,7 @@ impl RowStore {
         let (part, epoch) = (header.target.part, header.target.epoch);
         let (exchange, node) = (ExchangeId(0), NodeId([0; 32]));
         // The answer is one block.
-        let (workers, block_bytes): (Arc<[NodeId]>, u64) = (Arc::new([node]), u64::MAX);
+        let (workers, block_bytes): (Arc<[_]>, u64) = (Arc::new([(WorkerId(0), node)]), u64::MAX);
         let asked = Box::new(AskedRows { node, header: *header, epoch, workers, block_bytes, refusal: None });
         self.step(part, RowsStep::Serve { exchange, asked }, &mut say);
         self.receive(part, exchange, &[body], &mut say);

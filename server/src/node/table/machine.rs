@@ -23,8 +23,8 @@ use crate::node::refusals::{out_of_order, superseded};
 pub(in crate::node) struct Tables {
     config: NodeConfig,
     membership: Option<Arc<Membership>>,
-    /// The processes of its workers, by rank.
-    workers: Arc<[NodeId]>,
+    /// Its workers, by rank.
+    workers: Arc<[(WorkerId, NodeId)]>,
     parts: BTreeMap<PartId, Part>,
     exchanges: BTreeMap<ExchangeId, Exchange>,
     /// The uses that may wait for other workers, with the time at which each is given up.
@@ -45,8 +45,6 @@ struct Part {
     booked_for_scans: u64,
     /// Its exchanges, by worker.
     open: BTreeSet<(NodeId, ExchangeId)>,
-    /// How often each worker has pushed.
-    pushes: BTreeMap<NodeId, u64>,
 }
 
 /// What a header says of a part; equal on all workers.
@@ -63,7 +61,8 @@ struct Exchange {
     sender: Sender,
     about: About,
     round: Round,
-    action: RowAction,
+    /// When it is given up, while it may wait for other workers.
+    until: Option<Time>,
     /// Bytes that are booked for its body and for rows that it may add, until it is served, and for its answer, until that was handed over.
     booked: [u64; 2],
     has_body: bool,
@@ -120,14 +119,13 @@ impl Tables {
         // The numbers of an answer exist twice for a moment.
         let booked = [header.body_bytes() * 2 + header.answer_bytes() + growth, header.answer_bytes()];
         budget.take(now, booked.iter().sum())?;
-        let new = || Part { claim, booked: 0, booked_for_scans: 0, open: BTreeSet::new(), pushes: BTreeMap::new() };
+        let new = || Part { claim, booked: 0, booked_for_scans: 0, open: BTreeSet::new() };
         let part = self.parts.entry(id).or_insert_with(new);
         part.open.insert((sender.node, exchange));
         let (about, has_body) = (header.about(), header.body_bytes() > 0);
         let until = may_wait(header.spec.turns, header.action).then(|| now + self.config.step_timeout);
         self.waits.extend(until.map(|until| (until, exchange)));
-        let action = header.action;
-        let entry = Exchange { sender, about, round, action, booked, has_body, is_open: true, is_served: false };
+        let entry = Exchange { sender, about, round, until, booked, has_body, is_open: true, is_served: false };
         self.exchanges.insert(exchange, entry);
         self.last = Some((id.key, round));
         let epoch = self.membership.as_ref().map_or(about.epoch, |ours| ours.epoch);
@@ -150,10 +148,8 @@ impl Tables {
         let Some(entry) = self.exchanges.get_mut(exchange) else { return };
         budget.give_back(std::mem::take(&mut entry.booked[0]));
         entry.is_served = true;
-        self.waits.retain(|(_, waits)| waits != exchange);
-        if entry.action.pushes() && refusal.is_none() {
-            let pushes = self.parts.get_mut(&entry.about.part).map(|part| part.pushes.entry(entry.sender.node));
-            pushes.into_iter().for_each(|pushes| *pushes.or_default() += 1);
+        if let Some(until) = entry.until.take() {
+            self.waits.remove(&(until, *exchange));
         }
         if entry.has_body {
             self.commands.push_back(Command::Unroute { exchange: *exchange });
@@ -169,43 +165,18 @@ impl Tables {
         self.waits.first().map(|(until, _)| *until)
     }
 
-    /// Time passed. Uses that have waited too long for other workers fail.
-    pub(in crate::node) fn handle_timeout(&mut self, now: Time, budget: &mut Budget) {
-        let late = self.waits.iter().take_while(|(until, _)| *until <= now).map(|(_, exchange)| *exchange);
-        // Who is late is known before the first of them is over.
-        let stalled =
-            late.filter_map(|exchange| self.exchanges.get(&exchange).map(|entry| (exchange, self.stalled(entry))));
-        let stalled: Vec<(ExchangeId, Error)> = stalled.collect();
-        stalled.into_iter().for_each(|(exchange, error)| self.reject(exchange, &error, budget));
-    }
-
-    fn stalled(&self, entry: &Exchange) -> Error {
-        Error::Stalled {
-            tensor: entry.about.part.key.into(),
-            round: entry.round,
-            missing: self.missing(entry),
-            waited: self.config.step_timeout,
-            notice: Box::default(),
-            detail: format!("a {} of this table waits for every worker", entry.action).into(),
+    /// Time passed. Uses that have waited too long for other workers are given up.
+    pub(in crate::node) fn handle_timeout(&mut self, now: Time) {
+        let mut late: BTreeMap<PartId, Vec<ExchangeId>> = BTreeMap::new();
+        while let Some((_, exchange)) = self.waits.first().copied().filter(|(until, _)| *until <= now) {
+            self.waits.pop_first();
+            let entry = self.exchanges.get_mut(&exchange).expect("only what is open waits");
+            entry.until = None;
+            late.entry(entry.about.part).or_default().push(exchange);
         }
-    }
-
-    /// The workers for which a use waits: for a push, those that have not come with theirs; for a pull, those that have pushed less often.
-    fn missing(&self, entry: &Exchange) -> Vec<WorkerId> {
-        let (Some(part), Some(ours)) = (self.parts.get(&entry.about.part), &self.membership) else { return Vec::new() };
-        let pushes = |node: &NodeId| part.pushes.get(node).copied().unwrap_or_default();
-        let is_here = |node: NodeId| {
-            let of_node = (node, ExchangeId(0))..=(node, ExchangeId(u64::MAX));
-            part.open.range(of_node).any(|(_, exchange)| self.exchanges[exchange].action.pushes())
-        };
-        let mine = pushes(&entry.sender.node);
-        let is_missing = |worker: &WorkerId| {
-            ours.node(*worker).is_some_and(|node| match entry.action.pushes() {
-                true => !is_here(node),
-                false => pushes(&node) < mine,
-            })
-        };
-        ours.workers.iter().filter(is_missing).collect()
+        for (part, exchanges) in late {
+            self.step(part, RowsStep::GiveUp { exchanges, waited: self.config.step_timeout });
+        }
     }
 
     /// The exchange broke off. Unknown ones are ignored.
@@ -244,7 +215,7 @@ impl Tables {
                 }
                 // Also of those who have not used a part, because others may wait for them.
                 let parts: Vec<PartId> = self.parts.keys().copied().collect();
-                for node in before.iter().filter(|node| !next.has(**node)) {
+                for node in before.iter().map(|(_, node)| node).filter(|node| !next.has(**node)) {
                     parts.iter().for_each(|id| self.step(*id, RowsStep::Leave { node: *node }));
                 }
             }
@@ -307,7 +278,9 @@ impl Tables {
     fn end_exchange(&mut self, exchange: ExchangeId, budget: &mut Budget) {
         let Some(entry) = self.exchanges.get_mut(&exchange).filter(|entry| entry.is_open) else { return };
         entry.is_open = false;
-        self.waits.retain(|(_, waits)| *waits != exchange);
+        if let Some(until) = entry.until.take() {
+            self.waits.remove(&(until, exchange));
+        }
         budget.give_back(std::mem::take(&mut entry.booked[1]));
         let (id, node, is_served) = (entry.about.part, entry.sender.node, entry.is_served);
         if let Some(part) = self.parts.get_mut(&id) {

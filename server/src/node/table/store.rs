@@ -5,12 +5,13 @@
 //! use can be done depends on rows, and a repeat may come while the first is under way.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use gradlane_core::codec::RowCodec;
 use gradlane_core::error::{Error, Result};
 use gradlane_core::mem::Lease;
 use gradlane_core::transport::Outgoing;
-use gradlane_core::types::{ExchangeId, NodeId, PartId, Round, RowAction, Turns, Version};
+use gradlane_core::types::{ExchangeId, NodeId, PartId, Round, RowAction, Turns, Version, WorkerId};
 use gradlane_core::wire::scan::{Begin, Next};
 use gradlane_core::wire::{Response, Rows as Header, RowsAnswer, Target, checksum};
 
@@ -89,6 +90,10 @@ impl RowStore {
                 if part.uploads.remove(&exchange).is_some() {
                     say(part.served(Some(exchange), None));
                 }
+            }
+            RowsStep::GiveUp { exchanges, waited } => {
+                let Some(part) = self.parts.get_mut(&id) else { return };
+                part.give_up(&self.resources, &exchanges, waited, say);
             }
             RowsStep::Leave { node } => {
                 let Some(part) = self.parts.get_mut(&id) else { return };
@@ -185,13 +190,46 @@ impl Part {
     fn go_on(&mut self, resources: &SumResources, say: &mut impl FnMut(Event)) {
         if let Some(pushes) = self.waiting.whole_round() {
             let done = self.push_merged(&pushes);
-            for exchange in pushes {
+            for (_, exchange) in pushes {
                 let answer = done.clone().map(|()| self.note(exchange, Counts::default())).map(|()| Answer::Nothing);
                 self.end(resources, exchange, answer, say);
             }
         }
         while let Some(exchange) = self.waiting.next_pull() {
             self.serve(resources, exchange, None, say);
+        }
+    }
+
+    /// Refuses what has waited too long for other workers.
+    fn give_up(
+        &mut self,
+        resources: &SumResources,
+        exchanges: &[ExchangeId],
+        waited: Duration,
+        say: &mut impl FnMut(Event),
+    ) {
+        let late = exchanges.iter().filter(|exchange| self.uploads.contains_key(exchange));
+        // Who is missing is known before the first of them is over.
+        let late: Vec<(ExchangeId, Error)> = late.map(|late| (*late, self.stalled(*late, waited))).collect();
+        for (exchange, error) in late {
+            self.waiting.forget(exchange);
+            self.end(resources, exchange, Err(error), say);
+        }
+    }
+
+    fn stalled(&self, exchange: ExchangeId, waited: Duration) -> Error {
+        let AskedRows { node, header, .. } = &*self.uploads[&exchange].asked;
+        let missing = match header.action.pushes() {
+            true => self.waiting.not_in_round().collect(),
+            false => self.waiting.too_far_behind(*node).collect(),
+        };
+        Error::Stalled {
+            tensor: self.id.key.into(),
+            round: header.target.round,
+            missing,
+            waited,
+            notice: Box::default(),
+            detail: format!("a {} of this table waits for every worker", header.action).into(),
         }
     }
 
@@ -290,29 +328,27 @@ impl Part {
     }
 
     /// Does the pushes of a round as one.
-    fn push_merged(&mut self, pushes: &[ExchangeId]) -> Result<()> {
+    fn push_merged(&mut self, pushes: &[(WorkerId, ExchangeId)]) -> Result<()> {
         let Self { id, rows, codec, uploads, .. } = self;
         let rows = rows.as_mut().ok_or_else(|| rows_lost(*id))?;
-        let uploads: Vec<&Upload> = pushes.iter().map(|exchange| &uploads[exchange]).collect();
-        let Header { spec, step, .. } = uploads[0].asked.header;
-        let other = uploads.iter().map(|upload| upload.asked.header.step).enumerate().find(|(_, other)| *other != step);
-        if let Some((worker, other)) = other {
+        let uploads: Vec<(WorkerId, &Upload)> =
+            pushes.iter().map(|(worker, exchange)| (*worker, &uploads[exchange])).collect();
+        let (first, Header { target, spec, step, .. }) = (uploads[0].0, uploads[0].1.asked.header);
+        let mut steps = uploads.iter().map(|(worker, upload)| (worker, upload.asked.header.step));
+        if let Some((worker, other)) = steps.find(|(_, other)| *other != step) {
             // One of them has missed a round, as after an error on some servers alone.
             return Err(Error::FailedPrecondition {
-                what: format!(
-                    "table {}: worker {worker} pushes for step {other}, and worker 0 for step {step}",
-                    id.key
-                ),
+                what: format!("table {}: {worker} pushes for step {other}, and {first} for step {step}", id.key),
                 hint: "let all workers push at each step, with the same step; after a failed push begin the table anew"
                     .to_owned(),
             });
         }
         let Turns::Sync { merge } = spec.turns else { unreachable!("pushes of other tables do not gather") };
         let mut merged = Merged::new(usize::try_from(spec.dim).expect("DIM_MAX"));
-        uploads.iter().for_each(|upload| merged.add(&upload.ids(), &upload.gradients(*codec)));
+        uploads.iter().for_each(|(_, upload)| merged.add(&upload.ids(), &upload.gradients(*codec)));
         merged.finish(merge, uploads.len());
         if !merged.is_finite() {
-            let (tensor, round) = (id.key.into(), uploads[0].asked.header.target.round);
+            let (tensor, round) = (id.key.into(), target.round);
             return Err(Error::NotFinite { tensor, round, from: "the sum of all workers".to_owned() });
         }
         rows.push(merged.ids(), step, &merged)

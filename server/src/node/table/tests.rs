@@ -264,13 +264,42 @@ fn who_is_waited_for_too_long_is_named() {
             true => world.begin(0, spec, (header(RowAction::Pull, &[5], 1), bytes_of(&[5]))),
             false => world.begin(0, spec, push_of(&[5], &[1.0, 2.0], 0)),
         };
-        assert_eq!(world.outcome(waits), None);
-        let due = world.node.poll_timeout().expect("somebody waits");
-        world.node.handle_timeout(due);
-        world.settle();
-        let Some(Err(Error::Stalled { missing, .. })) = world.outcome(waits) else { panic!("{spec}") };
-        assert_eq!(missing.iter().map(|worker| worker.0).collect::<Vec<_>>(), [2]);
+        assert_eq!(world.missing(waits), [2], "{spec}");
         assert_eq!(world.node.poll_timeout(), None);
+    }
+}
+
+#[test]
+fn a_push_that_comes_again_makes_nobody_wait_for_more_workers() {
+    let mut world = World::of(3);
+    let spec = "sgd:lr=1;dim=2,mode=ssp";
+    for rank in [0, 0, 1] {
+        world.begin(rank, spec, push_of(&[5], &[1.0, 2.0], 0));
+    }
+    let waits = world.begin(0, spec, (header(RowAction::Pull, &[5], 1), bytes_of(&[5])));
+    assert_eq!(world.missing(waits), [2]);
+}
+
+#[test]
+fn workers_keep_their_ranks_when_others_are_lost() {
+    let spec = "sgd:lr=1;dim=2,mode=sync";
+    let lose = |world: &mut World, lost: u32| {
+        let mut left = view(4, 2, Phase::Running);
+        left.members.retain(|member| member.index != lost);
+        world.node.handle_member(MemberEvent::View(left));
+        world.settle();
+    };
+    let mut world = World::of(4);
+    let waits = world.begin(0, spec, push_of(&[5], &[1.0, 2.0], 0));
+    lose(&mut world, 1);
+    assert_eq!(world.missing(waits), [2, 3]);
+
+    let mut world = World::of(4);
+    let pushes = [1, 2, 3].map(|rank| world.begin(rank, spec, push_of(&[5], &[1.0, 2.0], u64::from(rank / 3))));
+    lose(&mut world, 0);
+    for exchange in pushes {
+        let error = world.outcome(exchange).unwrap().unwrap_err().to_string();
+        assert!(error.contains("worker 3 pushes for step 1, and worker 1 for step 0"), "{error}");
     }
 }
 
@@ -480,6 +509,16 @@ impl World {
             None if self.answers.contains_key(&exchange) => Some(Ok(self.taken(exchange).0)),
             None => None,
         }
+    }
+
+    /// Lets an exchange wait for too long. Returns the ranks of the workers that are missing, as its error has them.
+    fn missing(&mut self, waits: ExchangeId) -> Vec<u32> {
+        assert_eq!(self.outcome(waits), None);
+        let due = self.node.poll_timeout().expect("somebody waits");
+        self.node.handle_timeout(due);
+        self.settle();
+        let Some(Err(Error::Stalled { missing, .. })) = self.outcome(waits) else { panic!("{waits:?}") };
+        missing.into_iter().map(|worker| worker.0).collect()
     }
 
     fn taken(&mut self, exchange: ExchangeId) -> (Vec<u8>, u32) {

@@ -3,14 +3,14 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use gradlane_core::types::{ExchangeId, NodeId, Turns};
+use gradlane_core::types::{ExchangeId, NodeId, Turns, WorkerId};
 
 /// The uses that wait, and how far each worker is.
 #[derive(Debug)]
 pub(super) struct Waiting {
     turns: Turns,
-    /// The processes of the workers, by rank.
-    workers: Arc<[NodeId]>,
+    /// The workers, by rank.
+    workers: Arc<[(WorkerId, NodeId)]>,
     /// How often each has pushed. One that comes later begins with the slowest.
     pushes: BTreeMap<NodeId, u64>,
     /// The pushes of the present round, of tables whose pushes wait for all workers.
@@ -27,14 +27,14 @@ impl Waiting {
     }
 
     /// The workers are these.
-    pub(super) fn know(&mut self, workers: &Arc<[NodeId]>) {
+    pub(super) fn know(&mut self, workers: &Arc<[(WorkerId, NodeId)]>) {
         if Arc::ptr_eq(&self.workers, workers) {
             return;
         }
         self.workers = Arc::clone(workers);
         let slowest = self.slowest();
-        for worker in &*self.workers {
-            self.pushes.entry(*worker).or_insert(slowest);
+        for (_, node) in &*self.workers {
+            self.pushes.entry(*node).or_insert(slowest);
         }
     }
 
@@ -80,16 +80,17 @@ impl Waiting {
 
     /// This worker is gone for good.
     pub(super) fn leave(&mut self, node: NodeId) {
-        self.workers = self.workers.iter().copied().filter(|worker| *worker != node).collect();
+        self.workers = self.workers.iter().copied().filter(|(_, worker)| *worker != node).collect();
         self.pushes.remove(&node);
         self.round.remove(&node);
         self.early.remove(&node);
     }
 
     /// The pushes of a round for which every worker has come, by rank. They wait no more.
-    pub(super) fn whole_round(&mut self) -> Option<Vec<ExchangeId>> {
-        let is_whole = self.has_round() && self.workers.iter().all(|worker| self.round.contains_key(worker));
-        is_whole.then(|| self.workers.iter().filter_map(|worker| self.round.remove(worker)).collect())
+    pub(super) fn whole_round(&mut self) -> Option<Vec<(WorkerId, ExchangeId)>> {
+        let is_whole = self.has_round() && self.not_in_round().next().is_none();
+        let mut take = |(worker, node): &(WorkerId, NodeId)| Some((*worker, self.round.remove(node)?));
+        is_whole.then(|| self.workers.iter().filter_map(&mut take).collect())
     }
 
     /// A pull whose worker is too far ahead no more. It waits no more.
@@ -98,12 +99,31 @@ impl Waiting {
         self.early.remove(&node)
     }
 
+    /// The workers for which pushes wait, by rank.
+    pub(super) fn not_in_round(&self) -> impl Iterator<Item = WorkerId> {
+        let missing = self.workers.iter().filter(|(_, node)| !self.round.contains_key(node));
+        missing.map(|(worker, _)| *worker)
+    }
+
+    /// The workers for which a pull of this one waits, by rank.
+    pub(super) fn too_far_behind(&self, node: NodeId) -> impl Iterator<Item = WorkerId> {
+        let ahead = if let Turns::Ssp { ahead } = self.turns { Some(u64::from(ahead)) } else { None };
+        // From so many pushes on a worker is near enough.
+        let enough = ahead.map(|ahead| self.pushes_of(node).saturating_sub(ahead));
+        let behind = move |enough| self.workers.iter().filter(move |(_, other)| self.pushes_of(*other) < enough);
+        enough.into_iter().flat_map(behind).map(|(worker, _)| *worker)
+    }
+
     fn is_early(&self, node: NodeId) -> bool {
-        let Turns::Ssp { ahead } = self.turns else { return false };
-        self.pushes.get(&node).is_some_and(|pushes| *pushes > self.slowest() + u64::from(ahead))
+        self.too_far_behind(node).next().is_some()
     }
 
     fn slowest(&self) -> u64 {
-        self.workers.iter().filter_map(|worker| self.pushes.get(worker)).min().copied().unwrap_or_default()
+        let known = self.workers.iter().filter_map(|(_, node)| self.pushes.get(node));
+        known.min().copied().unwrap_or_default()
+    }
+
+    fn pushes_of(&self, node: NodeId) -> u64 {
+        self.pushes.get(&node).copied().unwrap_or_default()
     }
 }
