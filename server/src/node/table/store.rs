@@ -126,7 +126,7 @@ impl RowStore {
         let Some(part) = self.parts.get_mut(&id) else { return };
         let Some(upload) = part.uploads.get_mut(&exchange) else { return };
         for chunk in chunks {
-            upload.take(&self.resources, chunk.as_ref());
+            upload.take(&self.resources.copies, chunk.as_ref());
         }
         part.serve_if_whole(&self.resources, exchange, say);
     }

@@ -2,12 +2,11 @@
 
 use gradlane_core::codec::RowCodec;
 use gradlane_core::error::{Error, Result};
-use gradlane_core::mem::{Lease, Pool};
+use gradlane_core::mem::{Copies, Lease, Pool};
 use gradlane_core::types::{RowAction, ShrinkBounds};
 use gradlane_core::wire::Rows as Header;
 
 use super::rows::{Gradients, SavedMark};
-use crate::node::accumulator::SumResources;
 use crate::node::command::AskedRows;
 
 /// The body of a use, as far as it came.
@@ -34,9 +33,9 @@ impl Upload {
     }
 
     /// The next bytes came.
-    pub(super) fn take(&mut self, resources: &SumResources, bytes: &[u8]) {
+    pub(super) fn take(&mut self, copies: &Copies, bytes: &[u8]) {
         let taken = bytes.len().min(self.body.len() - self.came);
-        resources.copies.copy(&bytes[..taken], &mut self.body[self.came..][..taken]);
+        copies.copy(&bytes[..taken], &mut self.body[self.came..][..taken]);
         self.came += taken;
     }
 
