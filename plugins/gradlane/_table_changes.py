@@ -105,7 +105,7 @@ def arrays() -> Any:
     try:
         import numpy
     except ImportError:
-        raise UnsupportedError("changes and snapshots of tables need NumPy, which is not installed; install numpy") from None
+        raise UnsupportedError("changes, snapshots and groups of tables need NumPy, which is not installed; install numpy") from None
     return numpy
 
 

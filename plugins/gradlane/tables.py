@@ -80,12 +80,14 @@ from gradlane._buffers import Buffer
 from gradlane._table_changes import Changed, RowState, TableVersion, joined, pages
 from gradlane._table_files import Snapshot, load, save
 from gradlane._table_files import export as _export
+from gradlane._table_groups import Group, Member
 from gradlane.errors import InvalidArgumentError
 from gradlane.parameters import located_argument
 
-__all__ = ["Changed", "Counts", "Pending", "RowState", "Snapshot", "Table", "TableVersion", "export", "pull_all", "push_all"]
+__all__ = ["Changed", "Counts", "Group", "Member", "Pending", "RowState", "Snapshot", "Table", "TableVersion", "export", "pull_all", "push_all"]
 
 T = TypeVar("T")
+U = TypeVar("U")
 
 
 @dataclass(frozen=True)
@@ -140,6 +142,10 @@ class Pending(Generic[T]):
         """Whether it has ended."""
         return self._native.poll()
 
+    def then(self, change: Callable[[T], U]) -> Pending[U]:
+        """The same use, whose result is what `change` makes of this one's."""
+        return Pending(self._native, lambda: change(self.wait()))
+
 
 class Table:
     """A table of rows of float32 by id, on the servers of the job."""
@@ -162,6 +168,7 @@ class Table:
         bound: float = 0.0,
         mode: modes.Mode = modes.Async(),
         compression: Literal["none", "bf16", "fp16", "int8"] = "none",
+        members: int = 0,
     ) -> None:
         """Describes a table. Servers hear of it with its first use.
 
@@ -188,6 +195,7 @@ class Table:
             mode: who waits for whom; see above. `modes.Async()`, `modes.SSP(bound)` or `modes.Sync()`.
             compression: how rows and gradients travel, each rounded to the nearest number of its kind: "int8" has one scale for
                 a row. What the rounding leaves out is not made up for. Servers keep float32.
+            members: a number that stands for what the ranges of its ids mean, such as those of a `Group`; 0 if nothing.
         Raises:
             InvalidArgumentError: an argument is not what it should be; it is named.
         """
@@ -195,7 +203,7 @@ class Table:
         self.name, self._dim = name, dim
         settings: dict[str, Any] = {"dim": dim, "init": init, "scale": scale, "seed": seed, "after": after, "share": share}
         settings |= {"score": score}
-        settings |= {"rows": rows, "full": full, "ttl": ttl, "bound": bound, "codec": compression, **_turns(mode)}
+        settings |= {"rows": rows, "full": full, "ttl": ttl, "bound": bound, "codec": compression, "members": members, **_turns(mode)}
         said = ",".join(f"{setting}={value}" for setting, value in settings.items())
         text = rules.text_of(rule)
         if text is None:
@@ -256,7 +264,11 @@ class Table:
 
     def look(self, ids: Any, out: Any = None, *, priority: int = 0, timeout: float | None = None) -> Any:
         """Read rows for evaluation, as `pull`. It makes no row and changes nothing: ids without a row read as what it would begin with."""
-        return self._read("look", ids, out, priority, timeout).wait()
+        return self.look_async(ids, out, priority=priority, timeout=timeout).wait()
+
+    def look_async(self, ids: Any, out: Any = None, *, priority: int = 0, timeout: float | None = None) -> Pending[Any]:
+        """Like `look`, but returns at once."""
+        return self._read("look", ids, out, priority, timeout)
 
     def push(
         self,
@@ -488,6 +500,8 @@ class Table:
 
 def pull_all(uses: Iterable[tuple[Table, Any]], *, timeout: float | None = None) -> list[Any]:
     """Read rows of several tables for training, all at once: the time is that of the slowest, and not their sum.
+
+    Tables of one kind are faster as a `Group`, which servers keep as one.
 
     Args:
         uses: tables with their ids, as for `Table.pull`.

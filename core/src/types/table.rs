@@ -31,6 +31,8 @@ pub struct TableSpec {
     pub turns: Turns,
     /// How rows and gradients travel.
     pub form: RowForm,
+    /// Which ids are of which member, where a table stands for several: a fingerprint that workers compute; 0 of one that does not.
+    pub members: u64,
     /// The bits of the bound to which values are clamped after each step; 0 for none.
     bound: u64,
 }
@@ -110,6 +112,7 @@ impl TableSpec {
             ttl: 0,
             turns: Turns::Async,
             form: RowForm::F32,
+            members: 0,
             bound: 0,
         }
     }
@@ -195,6 +198,7 @@ impl TableSpec {
             "share" => self.admission.share = number("above 0, up to 1", |share| share > 0.0 && share <= 1.0)?,
             "rows" => self.rows_max = whole()?,
             "ttl" => self.ttl = whole()?,
+            "members" => self.members = whole()?,
             "full" => self.full = Full::ALL[word(&Full::NAMES)?],
             "bound" => self.bound = number("0 or above", |bound| bound >= 0.0)?,
             "mode" => self.turns = Turns::ALL[word(&Turns::NAMES)?],
@@ -248,9 +252,9 @@ impl TableSpec {
 }
 
 /// The settings behind the rule.
-const SETTINGS: [&str; 15] = [
-    "dim", "init", "scale", "seed", "after", "score", "share", "rows", "full", "ttl", "bound", "codec", "mode",
-    "ahead", "merge",
+const SETTINGS: [&str; 16] = [
+    "dim", "init", "scale", "seed", "after", "score", "share", "rows", "full", "ttl", "bound", "codec", "members",
+    "mode", "ahead", "merge",
 ];
 
 /// Separates the choice of admitted ids from the first values of rows.
@@ -303,6 +307,7 @@ impl fmt::Display for TableSpec {
             (self.ttl != usual.ttl, "ttl", self.ttl.to_string()),
             (self.bound != usual.bound, "bound", number(self.bound)),
             (self.form != usual.form, "codec", RowForm::NAMES[self.form as usize].to_owned()),
+            (self.members != usual.members, "members", self.members.to_string()),
         ];
         write!(f, "{};dim={}", self.rule, self.dim)?;
         let set = fields.into_iter().filter(|(is_set, ..)| *is_set).map(|(_, name, value)| (name, value));
@@ -363,7 +368,7 @@ mod tests {
             "adagrad:lr=0.1;dim=16,init=uniform,scale=0.05,seed=7",
             "adam;dim=64,init=normal,scale=0.01,after=3,share=0.5,rows=1000,full=evict,ttl=7,bound=10",
             "sgd;dim=1,codec=int8,mode=ssp,ahead=4",
-            "sgd;dim=1,mode=ssp",
+            "sgd;dim=1,codec=bf16,members=18446744073709551615,mode=ssp",
             "sgd;dim=1,score=2.5,share=0.5",
             "sgd;dim=1,bound=2,mode=sync,merge=sum",
             "sgd;dim=1,mode=sync",

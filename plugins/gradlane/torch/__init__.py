@@ -10,8 +10,8 @@ optimizer, and `ddp_comm_hook` goes under PyTorch's own wrapper. `CrossBarrier` 
 next forward pass begin while gradients are still in flight. `torch.distributed.init_process_group("gradlane")` puts the
 engine under everything that uses process groups, such as FSDP2. `fsdp.attach` averages models across nodes that FSDP2
 shards inside of them. `Store` is a store for process groups of any backend that no rank has to serve. `ServerOptimizer` trains
-asynchronously, with weights that live on the servers. `Embedding` and `EmbeddingBag` have rows that live there, in tables larger
-than a worker's memory, and `TableOptimizer` trains these. `LocalSGD` exchanges models every few steps, in place of gradients in each.
+asynchronously, with weights that live on the servers. `Embedding`, `EmbeddingBag` and `EmbeddingBagCollection` have rows that live there,
+in tables larger than a worker's memory, and `TableOptimizer` trains these. `LocalSGD` exchanges models every few steps, in place of gradients in each.
 """
 
 from __future__ import annotations
@@ -69,6 +69,7 @@ from gradlane.torch.compression import Compression
 from gradlane.torch.cross_barrier import CrossBarrier
 from gradlane.torch.ddp import DistributedDataParallel
 from gradlane.torch.embedding import Embedding, EmbeddingBag, TableOptimizer
+from gradlane.torch.embedding_bags import EmbeddingBagCollection
 from gradlane.torch.groups import (
     grouped_push_pull,
     grouped_push_pull_,
@@ -105,6 +106,7 @@ __all__ = [
     "DistributedOptimizer",
     "Embedding",
     "EmbeddingBag",
+    "EmbeddingBagCollection",
     "Error",
     "Handle",
     "LocalSGD",

@@ -26,31 +26,18 @@ AHEAD_MAX = 8
 
 
 class _TableModule(torch.nn.Module):
-    """What both modules are: a table, and the rows of it that passes have read or left gradients for."""
+    """What all these modules are: a table, and the rows of it that passes have read or left gradients for."""
 
-    def __init__(
-        self,
-        num_embeddings: int,
-        embedding_dim: int,
-        padding_idx: int | None,
-        max_norm: float | None,
-        scale_grad_by_freq: bool,
-        name: str,
-        settings: dict[str, Any],
-    ) -> None:
+    def __init__(self, table: Table, num_embeddings: int, padding_idx: int | None) -> None:
         super().__init__()
         _hide_from_dynamo()
-        if max_norm is not None:
-            raise UnsupportedError(f"max_norm={max_norm}: a forward pass changes no rows; leave it out, or give the table a bound=")
-        if scale_grad_by_freq:
-            raise UnsupportedError("scale_grad_by_freq=True: gradients of an id are added up as they are; leave it out")
         if not 0 < num_embeddings < 1 << 63:
             raise InvalidArgumentError(f"num_embeddings={num_embeddings}; give a number of ids above 0 and below 2**63")
         if padding_idx is not None and not -num_embeddings <= padding_idx < num_embeddings:
             raise InvalidArgumentError(f"padding_idx={padding_idx}; give an id below num_embeddings={num_embeddings}")
-        self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
+        self.num_embeddings, self.embedding_dim = num_embeddings, table.dim
         self.padding_idx = None if padding_idx is None else padding_idx % num_embeddings
-        self.table = Table(name, embedding_dim, **settings)
+        self.table = table
         self._left: dict[torch.Tensor, torch.Tensor] = {}
         """Rows with the gradients that backward passes have left, and their ids."""
         self._ahead: deque[_Reading] = deque(maxlen=AHEAD_MAX)
@@ -191,7 +178,8 @@ class Embedding(_TableModule):
         """
         del norm_type, sparse
         settings |= {"rule": rule, "init": init, "scale": scale, "seed": seed}
-        super().__init__(num_embeddings, embedding_dim, padding_idx, max_norm, scale_grad_by_freq, name, settings)
+        _refuse(max_norm, scale_grad_by_freq)
+        super().__init__(Table(name, embedding_dim, **settings), num_embeddings, padding_idx)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """The rows of ids.
@@ -248,7 +236,8 @@ class EmbeddingBag(_TableModule):
         if mode not in ("sum", "mean", "max"):
             raise InvalidArgumentError(f'mode={mode!r}; give "sum", "mean" or "max"')
         settings |= {"rule": rule, "init": init, "scale": scale, "seed": seed, "mode": table_mode}
-        super().__init__(num_embeddings, embedding_dim, padding_idx, max_norm, scale_grad_by_freq, name, settings)
+        _refuse(max_norm, scale_grad_by_freq)
+        super().__init__(Table(name, embedding_dim, **settings), num_embeddings, padding_idx)
         self.mode, self.include_last_offset = mode, include_last_offset
 
     def forward(
@@ -295,7 +284,7 @@ class TableOptimizer:
         """Finds embeddings.
 
         Args:
-            modules: a model, or several; their `Embedding` and `EmbeddingBag` modules are found at any depth.
+            modules: a model, or several; their `Embedding`, `EmbeddingBag` and `EmbeddingBagCollection` modules are found at any depth.
             step: the steps of the training before, from 0, for rules that follow them; each step counts for all tables then.
                 With None, each table counts the steps that had gradients for it.
         Raises:
@@ -304,7 +293,7 @@ class TableOptimizer:
         given = [modules] if isinstance(modules, torch.nn.Module) else modules
         found = dict.fromkeys(one for module in given for one in module.modules() if isinstance(one, _TableModule))
         if not found:
-            raise InvalidArgumentError("the model has no gl.Embedding or gl.EmbeddingBag; give one that has")
+            raise InvalidArgumentError("the model has no gl.Embedding, gl.EmbeddingBag or gl.EmbeddingBagCollection; give one that has")
         self._step = step
         # Modules of one name have one table, so each of its rows makes one step by the gradients of them all.
         self._sharing: dict[str, list[_TableModule]] = {}
@@ -361,6 +350,14 @@ class _Reading:
     distinct: torch.Tensor
     places: torch.Tensor
     rows: Pending[torch.Tensor]
+
+
+def _refuse(max_norm: float | None, scale_grad_by_freq: bool) -> None:
+    """Refuses what a table does not do."""
+    if max_norm is not None:
+        raise UnsupportedError(f"max_norm={max_norm}: a forward pass changes no rows; leave it out, or give the table a bound=")
+    if scale_grad_by_freq:
+        raise UnsupportedError("scale_grad_by_freq=True: gradients of an id are added up as they are; leave it out")
 
 
 def _drop(module: _TableModule, rows: torch.Tensor) -> None:
