@@ -57,7 +57,7 @@ const NODE_MACHINE: [&str; 13] = [
 ];
 
 /// The files that may contain `unsafe`.
-const UNSAFE: [&str; 67] = [
+const UNSAFE: [&str; 68] = [
     "bench/src/team/buffers.rs",
     "core/src/collective/host/reduction.rs",
     "core/src/collective/nccl/comm.rs",
@@ -86,6 +86,7 @@ const UNSAFE: [&str; 67] = [
     "core/src/local/segment.rs",
     "core/src/mem/borrow.rs",
     "core/src/mem/pool.rs",
+    "core/src/mem/prefetch.rs",
     "core/src/reduce/f16c.rs",
     "core/src/reduce/kernels.rs",
     "core/src/transport/shm/memory.rs",

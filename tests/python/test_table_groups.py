@@ -60,7 +60,7 @@ def test_results_are_of_the_kind_of_the_ids():
     pending = group.pull_async({"user": torch.tensor([[1], [2]]), "item": np.array([1], np.uint64)})
     rows = pending.wait()
     assert isinstance(rows["user"], torch.Tensor) and isinstance(rows["item"], np.ndarray)
-    assert torch.equal(rows["user"][1], group["user"].look(torch.tensor([2]))[0]) and pending.wait() is rows and pending.done()
+    assert torch.equal(rows["user"][1], group["user"].look(torch.tensor([2]))) and pending.wait() is rows and pending.done()
 
 
 @pytest.mark.parametrize(

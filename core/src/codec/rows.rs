@@ -4,7 +4,7 @@ use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
 use crate::reduce::{Kernels, Loops};
-use crate::types::{RowForm, TableSpec};
+use crate::types::{DType, RowForm, TableSpec};
 
 /// Writes and reads rows of a table.
 #[derive(Clone, Copy, Debug)]
@@ -35,12 +35,35 @@ impl RowCodec {
         self.row_bytes
     }
 
+    /// What it computes with.
+    pub fn kernels(&self) -> Kernels {
+        self.kernels
+    }
+
     /// Whether finite numbers of a row stay finite on their way.
     pub fn holds(&self, row: &[f32]) -> bool {
         match self.form {
             RowForm::F32 | RowForm::Int8 => true,
             RowForm::BF16 => row.iter().all(|number| bf16::from_f32(*number).is_finite()),
             RowForm::F16 => row.iter().all(|number| f16::from_f32(*number).is_finite()),
+        }
+    }
+
+    /// Whether all numbers of rows are finite, as [`read`](Self::read) would read them.
+    ///
+    /// # Panics
+    /// If they are not whole rows.
+    pub fn all_finite(&self, rows: &[u8]) -> bool {
+        assert_eq!(rows.len() % self.row_bytes, 0, "rows of the table");
+        match self.form {
+            RowForm::F32 => self.kernels.all_finite(DType::F32, rows),
+            RowForm::BF16 => self.kernels.all_finite(DType::BF16, rows),
+            RowForm::F16 => self.kernels.all_finite(DType::F16, rows),
+            RowForm::Int8 => rows.chunks_exact(self.row_bytes).all(|row| {
+                let (scale, codes) = row.split_first_chunk().expect("a scale");
+                let scale = f32::from_le_bytes(*scale);
+                codes.iter().fold(true, |all, code| all & (f32::from(*code as i8) * scale).is_finite())
+            }),
         }
     }
 
@@ -193,6 +216,27 @@ mod tests {
         assert!(holds("fp16", 65_504.0) && !holds("fp16", 1e5));
         assert!(holds("bf16", 3.3e38) && !holds("bf16", f32::MAX));
         assert!(holds("none", f32::MAX) && holds("int8", f32::MAX));
+    }
+
+    #[test]
+    fn rows_that_are_not_finite_are_found_before_they_are_read() {
+        let of = |codec: &str, numbers: &[f32]| {
+            let spec: TableSpec = format!("sgd;dim=3,codec={codec}").parse().unwrap();
+            let codec = RowCodec::of(&spec, Kernels::detect());
+            let mut body = vec![0; numbers.len() / 3 * codec.row_bytes()];
+            numbers.chunks(3).zip(body.chunks_mut(codec.row_bytes())).for_each(|(row, to)| codec.write(row, to));
+            codec.all_finite(&body)
+        };
+        for codec in ["none", "bf16", "fp16", "int8"] {
+            assert!(of(codec, &[1.0, -2.0, 0.0, 6e4, 1e-40, -6e4]) && of(codec, &[]), "{codec}");
+            for odd in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+                assert!(!of(codec, &[1.0, 2.0, 3.0, 4.0, odd, 5.0]), "{codec}: {odd}");
+            }
+        }
+        // A scale that is finite, and makes a number that is not.
+        let spec: TableSpec = "sgd;dim=3,codec=int8".parse().unwrap();
+        let row = [&f32::MAX.to_le_bytes()[..], &[1, 0, 2]].concat();
+        assert!(!RowCodec::of(&spec, Kernels::detect()).all_finite(&row));
     }
 
     #[test]

@@ -25,8 +25,7 @@ impl<'a> Sums<'a> {
 
     /// What becomes infinite although each gradient is finite, if anything does.
     pub(super) fn overflow(&self, dim: usize, codec: RowCodec) -> Option<String> {
-        let is_finite = |row: &[f32]| row.iter().all(|number| number.is_finite());
-        if matches!(self, Self::Added(sums) if !is_finite(sums)) {
+        if matches!(self, Self::Added(sums) if !codec.kernels().all_finite_numbers(sums)) {
             return Some("the sum of the gradients of one id".to_owned());
         }
         (!self.rows(dim).all(|row| codec.holds(row)))

@@ -107,10 +107,10 @@ impl Engine {
         let demand = Demand::Rows { action: asked.action, step: asked.step };
         demand.check(&asked.tensor)?;
         let spec = asked.tensor.kind.table().expect("checked just now");
-        asked.check(&spec, &self.rank().to_string())?;
+        let codec = RowCodec::of(&spec, self.shared.wire.kernels);
+        asked.check(&spec, codec.kernels(), &self.rank().to_string())?;
         self.stages.start(&[Stage::Push])?;
-        let (parts, codec) =
-            (self.parts_of_table(&asked.tensor, asked.timeout)?, RowCodec::of(&spec, self.shared.wire.kernels));
+        let parts = self.parts_of_table(&asked.tensor, asked.timeout)?;
         let packed = asked.packed(&spec, &parts, codec, |bytes| self.shared.wire.lease(bytes as u64, false))?;
         let Packed { body, cuts, places, answer_bytes, pages } = packed;
         let source = Arc::new(Staging::new(body));
@@ -161,9 +161,9 @@ impl RowsUse<'_> {
     ) -> Result<RowsHandle> {
         Demand::Rows { action: self.action, step: self.step }.check(&self.tensor)?;
         let spec = self.tensor.kind.table().expect("checked just now");
-        self.check(&spec, &WorkerId(0).to_string())?;
-        let part = PartId { key: self.tensor.key(), index: 0 };
         let codec = RowCodec::of(&spec, Kernels::detect());
+        self.check(&spec, codec.kernels(), &WorkerId(0).to_string())?;
+        let part = PartId { key: self.tensor.key(), index: 0 };
         let packed = self.packed(&spec, &[(part, Shards::ALL)], codec, |bytes| Pool::new().lease(bytes))?;
         let Packed { body, cuts, places, answer_bytes, pages } = packed;
         let header = Rows {
@@ -190,7 +190,7 @@ impl RowsUse<'_> {
         Ok(RowsHandle { handle, answer, places, dim, codec, counts, pages, table: spec, with_state })
     }
 
-    fn check(&self, spec: &TableSpec, rank: &str) -> Result<()> {
+    fn check(&self, spec: &TableSpec, kernels: Kernels, rank: &str) -> Result<()> {
         let name = &self.tensor.name;
         let invalid = |what: String, hint: &str| Err(Error::InvalidArgument { what, hint: hint.to_owned() });
         if self.ids.len() as u64 > TableSpec::IDS_MAX {
@@ -239,7 +239,7 @@ impl RowsUse<'_> {
                 "give a decay from 0 to 1, and a finite score",
             );
         }
-        if self.action.pushes() && self.gradients.iter().any(|number| !number.is_finite()) {
+        if self.action.pushes() && !kernels.all_finite_numbers(self.gradients) {
             let tensor = name.clone().into();
             return Err(Error::NotFinite { tensor, round: Round(self.step), from: rank.to_owned() });
         }
@@ -460,12 +460,12 @@ mod tests {
     fn what_is_wrong_is_named() {
         let spec: TableSpec = "sgd;dim=2".parse().unwrap();
         let many = vec![1; TableSpec::IDS_MAX as usize + 1];
-        let refused = |asked: RowsUse<'_>| asked.check(&spec, "worker 0").unwrap_err().to_string();
+        let refused = |asked: RowsUse<'_>| asked.check(&spec, Kernels::portable(), "worker 0").unwrap_err().to_string();
         assert!(refused(RowsUse { ids: &many, ..of("sgd;dim=2") }).contains("1048577 ids at once"));
         let short = RowsUse { action: RowAction::Push, ids: &[1], gradients: &[1.0], ..of("sgd;dim=2") };
         assert!(refused(short).contains("push of 1 numbers and 0 marks for 1 ids"));
         let odd = RowsUse { action: RowAction::Push, ids: &[1], gradients: &[1.0, f32::NAN], ..of("sgd;dim=2") };
-        assert!(matches!(odd.check(&spec, "worker 0"), Err(Error::NotFinite { .. })));
+        assert!(matches!(odd.check(&spec, Kernels::portable(), "worker 0"), Err(Error::NotFinite { .. })));
         let rising = ShrinkBounds { decay: 1.5, ..ShrinkBounds::KEEP };
         assert!(refused(RowsUse { bounds: rising, ..of("sgd;dim=2") }).contains("decay of 1.5"));
     }

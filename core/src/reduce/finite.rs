@@ -13,6 +13,11 @@ impl Kernels {
         // Short enough to stop early, and long enough for vectors.
         elements.chunks(RUN_BYTES).all(|run| self.vectorise(Finite { dtype, run }))
     }
+
+    /// The same of numbers.
+    pub fn all_finite_numbers(self, numbers: &[f32]) -> bool {
+        numbers.chunks(RUN_BYTES / size_of::<f32>()).all(|run| self.vectorise(FiniteNumbers(run)))
+    }
 }
 
 const RUN_BYTES: usize = 1 << 14;
@@ -42,6 +47,18 @@ impl Loops for Finite<'_> {
             DType::BF16 => !any_of_halves::<BF16_EXPONENT>(self.run),
             DType::I32 | DType::I64 | DType::I8 | DType::U8 => true,
         }
+    }
+}
+
+/// Looks at all numbers of a run.
+struct FiniteNumbers<'a>(&'a [f32]);
+
+impl Loops for FiniteNumbers<'_> {
+    type Output = bool;
+
+    #[inline(always)]
+    fn run(self) -> bool {
+        self.0.iter().fold(true, |all, number| all & number.is_finite())
     }
 }
 

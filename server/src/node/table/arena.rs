@@ -6,6 +6,8 @@
 
 use std::collections::BTreeMap;
 
+use gradlane_core::mem::prefetch;
+
 /// Places for rows, by number.
 #[derive(Debug)]
 pub(super) struct Arena {
@@ -55,6 +57,8 @@ pub(super) struct Mark {
 
 /// Bytes of a chunk, about: large enough that chunks are few, small enough that a table of a few rows is small.
 const CHUNK_BYTES: usize = 64 << 10;
+/// Bytes of an expected row that are asked for. The processor sees by itself that the rest is read.
+const EXPECTED_BYTES: usize = 512;
 /// The fewest rows of a chunk.
 const CHUNK_ROWS_MIN: usize = 16;
 
@@ -209,6 +213,16 @@ impl Arena {
         let mark = &mut chunk.marks[row];
         mark.changed = version as u32;
         (&mut chunk.numbers[row * self.len..][..self.len], mark)
+    }
+
+    /// Says that a row and its mark are used soon. A place that was never used is none.
+    pub(super) fn expect(&self, place: u32) {
+        if place < self.used {
+            let (chunk, row) = self.find(place);
+            let chunk = &self.chunks[chunk];
+            prefetch(&chunk.marks[row..], size_of::<Mark>());
+            prefetch(&chunk.numbers[row * self.len..], EXPECTED_BYTES.min(self.len * size_of::<f32>()));
+        }
     }
 
     pub(super) fn row(&self, place: u32) -> &[f32] {

@@ -1,6 +1,6 @@
 //! The pushes of several workers as one.
 
-use gradlane_core::reduce::Distinct;
+use gradlane_core::reduce::{Distinct, Kernels};
 use gradlane_core::types::Merge;
 
 use super::rows::Gradients;
@@ -9,6 +9,7 @@ use super::rows::Gradients;
 #[derive(Debug)]
 pub(super) struct Merged {
     dim: usize,
+    kernels: Kernels,
     ids: Distinct,
     gradients: Vec<f32>,
     scores: Vec<f32>,
@@ -16,8 +17,8 @@ pub(super) struct Merged {
 
 impl Merged {
     /// Nothing yet, of rows of `dim` elements.
-    pub(super) fn new(dim: usize) -> Self {
-        Self { dim, ids: Distinct::default(), gradients: Vec::new(), scores: Vec::new() }
+    pub(super) fn new(dim: usize, kernels: Kernels) -> Self {
+        Self { dim, kernels, ids: Distinct::default(), gradients: Vec::new(), scores: Vec::new() }
     }
 
     /// Adds the push of a worker.
@@ -45,11 +46,6 @@ impl Merged {
         }
     }
 
-    /// Whether all sums are numbers.
-    pub(super) fn is_finite(&self) -> bool {
-        self.gradients.iter().all(|number| number.is_finite())
-    }
-
     /// The ids.
     pub(super) fn ids(&self) -> &[u64] {
         self.ids.ids()
@@ -59,6 +55,10 @@ impl Merged {
 impl Gradients for Merged {
     fn numbers(&self) -> usize {
         self.gradients.len()
+    }
+
+    fn all_finite(&self) -> bool {
+        self.kernels.all_finite_numbers(&self.gradients)
     }
 
     fn read(&self, at: usize, gradient: &mut [f32]) {

@@ -78,6 +78,9 @@ pub(super) trait Gradients {
     /// How many numbers they have.
     fn numbers(&self) -> usize;
 
+    /// Whether all of them are finite.
+    fn all_finite(&self) -> bool;
+
     /// Writes the one at this place.
     fn read(&self, at: usize, gradient: &mut [f32]);
 
@@ -87,6 +90,10 @@ pub(super) trait Gradients {
     }
 }
 
+/// So many rows before its use, the memory of a row is asked for.
+const AHEAD: usize = 8;
+/// Ids whose places are guessed before any of them is looked at.
+const GUESSED: usize = 16;
 /// Of some rows that may make room, the one that was used longest ago does.
 const CANDIDATES: u32 = 16;
 /// Bytes that an entry of the index costs at most: 5 for each of 16/7 buckets.
@@ -176,7 +183,9 @@ impl Rows {
     pub(super) fn read(&self, pulled: &Pulled, ids: &[u64], some: Range<usize>, mut take: impl FnMut(usize, &[f32])) {
         let dim = self.dim();
         let mut other = vec![0.0; dim];
-        for (at, (place, id)) in pulled.0[some.clone()].iter().zip(&ids[some]).enumerate() {
+        let places = &pulled.0[some.clone()];
+        for (at, (place, id)) in places.iter().zip(&ids[some]).enumerate() {
+            self.expect(places, at + AHEAD);
             match *place {
                 NOWHERE => {
                     other.fill(0.0);
@@ -207,9 +216,10 @@ impl Rows {
         self.check_room(ids, &places, |this, at, id| this.gets_row_by_push(id, gradients.score(at)))?;
         let at_step = self.rule.at(self.step);
         let mut gradient = vec![0.0; self.dim()];
-        for (at, (id, place)) in ids.iter().zip(places).enumerate() {
+        for (at, (id, place)) in ids.iter().zip(&places).enumerate() {
+            self.expect(&places, at + AHEAD);
             let score = gradients.score(at);
-            let place = match place {
+            let place = match *place {
                 NOWHERE => match self.admit_by_push(*id, score) {
                     Some(place) => place,
                     None => {
@@ -316,23 +326,41 @@ impl Rows {
     fn check_gradients(&self, ids: &[u64], gradients: &impl Gradients) -> Result<()> {
         self.check_ids(ids)?;
         assert_eq!(gradients.numbers(), ids.len() * self.dim(), "a gradient for each id");
-        let mut gradient = vec![0.0; self.dim()];
-        for at in 0..ids.len() {
-            gradients.read(at, &mut gradient);
-            if !gradient.iter().all(|number| number.is_finite()) {
-                return Err(bad("gradient", "is not finite".to_owned()));
-            }
-            let score = gradients.score(at);
-            if !(0.0..f32::INFINITY).contains(&score) {
-                return Err(bad("score", format!("is {score}")));
-            }
+        if !gradients.all_finite() {
+            return Err(bad("gradient", "is not finite".to_owned()));
         }
-        Ok(())
+        match (0..ids.len()).map(|at| gradients.score(at)).find(|score| !(0.0..f32::INFINITY).contains(score)) {
+            None => Ok(()),
+            Some(score) => Err(bad("score", format!("is {score}"))),
+        }
     }
 
     /// Where the rows of these ids are.
     fn places_of(&self, ids: &[u64]) -> Vec<u32> {
-        ids.iter().map(|id| self.find(*id).unwrap_or(NOWHERE)).collect()
+        // The id of a row is far away, and the bits of its hash in the index are nearly always enough to know the place. So the places of a
+        // run are guessed first, and by the time when the ids are compared, the memory has come.
+        let mut places = Vec::with_capacity(ids.len());
+        for run in ids.chunks(GUESSED) {
+            let first = places.len();
+            for id in run {
+                let guess = self.index.find(TableSpec::hash_of(*id), |_| true);
+                places.push(guess.copied().unwrap_or(NOWHERE));
+                self.expect(&places, places.len() - 1);
+            }
+            for (place, id) in places[first..].iter_mut().zip(run) {
+                if *place != NOWHERE && self.arena.mark(*place).id != *id {
+                    *place = self.find(*id).unwrap_or(NOWHERE);
+                }
+            }
+        }
+        places
+    }
+
+    /// Says that the row of one of these places is used soon, if there is such a one.
+    fn expect(&self, places: &[u32], at: usize) {
+        if let Some(place) = places.get(at) {
+            self.arena.expect(*place);
+        }
     }
 
     /// Where the rows of these ids are, which are marked as used by this use.

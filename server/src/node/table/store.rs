@@ -16,7 +16,7 @@ use gradlane_core::wire::scan::{Begin, Next};
 use gradlane_core::wire::{Response, Rows as Header, RowsAnswer, Target, checksum};
 
 use super::merge::Merged;
-use super::rows::{Counts, Pulled, Rows};
+use super::rows::{Counts, Gradients, Pulled, Rows};
 use super::upload::Upload;
 use super::waiting::Waiting;
 use crate::node::accumulator::SumResources;
@@ -344,10 +344,10 @@ impl Part {
             });
         }
         let Turns::Sync { merge } = spec.turns else { unreachable!("pushes of other tables do not gather") };
-        let mut merged = Merged::new(usize::try_from(spec.dim).expect("DIM_MAX"));
+        let mut merged = Merged::new(codec.dim(), codec.kernels());
         uploads.iter().for_each(|(_, upload)| merged.add(&upload.ids(), &upload.gradients(*codec)));
         merged.finish(merge, uploads.len());
-        if !merged.is_finite() {
+        if !merged.all_finite() {
             let (tensor, round) = (id.key.into(), target.round);
             return Err(Error::NotFinite { tensor, round, from: "the sum of all workers".to_owned() });
         }

@@ -95,6 +95,10 @@ impl Gradients for Came<'_> {
         self.bytes.len() / self.codec.row_bytes() * self.codec.dim()
     }
 
+    fn all_finite(&self) -> bool {
+        self.codec.all_finite(self.bytes)
+    }
+
     fn read(&self, at: usize, gradient: &mut [f32]) {
         let row_bytes = self.codec.row_bytes();
         self.codec.read(&self.bytes[at * row_bytes..][..row_bytes], gradient);

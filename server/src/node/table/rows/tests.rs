@@ -273,6 +273,10 @@ impl Gradients for Scored {
         self.0.len()
     }
 
+    fn all_finite(&self) -> bool {
+        self.0.all_finite()
+    }
+
     fn read(&self, at: usize, gradient: &mut [f32]) {
         self.0.read(at, gradient);
     }
@@ -287,6 +291,10 @@ impl Gradients for Vec<f32> {
         self.len()
     }
 
+    fn all_finite(&self) -> bool {
+        Kernels::portable().all_finite_numbers(self)
+    }
+
     fn read(&self, at: usize, gradient: &mut [f32]) {
         gradient.copy_from_slice(&self[at * gradient.len()..][..gradient.len()]);
     }
@@ -295,6 +303,10 @@ impl Gradients for Vec<f32> {
 impl<const N: usize> Gradients for [f32; N] {
     fn numbers(&self) -> usize {
         N
+    }
+
+    fn all_finite(&self) -> bool {
+        Kernels::portable().all_finite_numbers(self)
     }
 
     fn read(&self, at: usize, gradient: &mut [f32]) {
