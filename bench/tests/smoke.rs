@@ -48,9 +48,9 @@ fn several_servers_share_tensors_that_are_in_flight_together() {
 
 #[test]
 fn rows_of_tables_are_verified_over_each_road_and_form() {
-    for (codec, spreads) in [("none", "even,zipf"), ("int8", "even")] {
+    for (codec, dtype, spreads) in [("none", "f32", "even,zipf"), ("int8", "bf16", "even"), ("none", "fp16", "zipf")] {
         let few = ["--ids", "300", "--dim", "3", "--servers", "1,2", "--codec", codec, "--spread", spreads];
-        let text = succeeded(&bench(&[&["table", "--smoke"], &few[..]].concat()));
+        let text = succeeded(&bench(&[&["table", "--smoke", "--dtype", dtype], &few[..]].concat()));
         for contender in ["store", "shm-1", "shm-2", "quic-1", "quic-2", "memory"] {
             let rows = text.lines().filter(|line| line.trim_start().starts_with(contender)).count();
             assert_eq!(rows, 2 * spreads.split(',').count(), "{contender}: a row for each use and spread: {text}");
@@ -58,6 +58,8 @@ fn rows_of_tables_are_verified_over_each_road_and_form() {
     }
     let refused = bench(&["table", "--smoke", "--codec", "topk"]);
     assert!(String::from_utf8_lossy(&refused.stderr).contains("none, bf16, fp16, int8"), "{refused:?}");
+    let refused = bench(&["table", "--smoke", "--dtype", "f64"]);
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("f32, bf16, fp16"), "{refused:?}");
 }
 
 #[test]

@@ -137,16 +137,11 @@ def load(table: Table, path: str | os.PathLike[str], number: int | None, timeout
     chain = _chain(_directory(path), number)
     for found in chain:
         about = found.about
-        if (about["table"], about["dim"], about["row_len"], _rule_of(about["text"])) != (
-            table.name,
-            table.dim,
-            table._row_len,
-            _rule_of(table._text),
-        ):
-            theirs = f"table {found.about['table']!r} with {found.about['text']!r}"
+        theirs = (about["table"], about["dim"], about["row_len"], _rule_of(about["text"]), _dtype_of(about["text"]))
+        if theirs != (table.name, table.dim, table._row_len, _rule_of(table._text), _dtype_of(table._text)):
             raise FailedPreconditionError(
-                f"{found.snapshot.directory} is of {theirs}, and this is table {table.name!r} with {table._text!r}; "
-                "make the table with the name, the dim and the kind of rule with which it was saved"
+                f"{found.snapshot.directory} is of table {about['table']!r} with {about['text']!r}, and this is table {table.name!r} with "
+                f"{table._text!r}; make the table with the name, the dim, the dtype and the kind of rule with which it was saved"
             )
     # All of it is checked before the first row is sent.
     for found in chain:
@@ -261,6 +256,12 @@ def _write_manifest(partial: Path, about: dict[str, Any]) -> int:
 def _rule_of(text: str) -> str:
     """The name of the rule in the text of a table."""
     return text.partition(";")[0].partition(":")[0]
+
+
+def _dtype_of(text: str) -> str:
+    """The setting of a table's text that says how servers keep rows."""
+    settings = (setting.partition("=") for setting in text.partition(";")[2].split(","))
+    return next((value for name, _, value in settings if name == "dtype"), "f32")
 
 
 def _canonical(about: dict[str, Any]) -> bytes:

@@ -1,4 +1,4 @@
-"""Tables: rows of float32 by id, which servers keep. They hold embeddings that fit no worker.
+"""Tables: rows of numbers by id, which servers keep. They hold embeddings that fit no worker.
 
     from gradlane import rules
     from gradlane.tables import Table
@@ -31,6 +31,18 @@ a `MismatchError`. Rules that follow the steps of the training, such as Adam, ta
 them, a worker's own pushes count.
 
 In a job of one worker without servers, the worker keeps the rows itself.
+
+**Memory.** Servers keep the values of a row in the `dtype` of the table, what its rule keeps of the row, such as moments, in
+float32, and at most 36 bytes more for each row. With `dtype="bfloat16"` or `"float16"` a value takes 2 bytes in place of 4; an
+odd number of them takes 2 bytes more. Where values and moments of a row take 52 bytes or more, a table has at most 1.3 times the
+memory of these and of 16 bytes a row. Rows of half precision of which the rule keeps nothing are so large from 26 elements on.
+
+A step is computed in float32. Then values of half precision are rounded by chance to one of the two neighbours that can be kept,
+so that they are right on average and small steps are not lost. The random bits follow from the seed of the table, the id, the
+step that the push has said, and the score of the row. So rows are the same for any number of servers. Where both step and
+score stay the same, as with `scores` of 0, so do the bits. First values, and those that are loaded, are rounded to the nearest.
+Values beyond the largest finite number (65,504 of float16) become it, and are never infinite. Pulls, `changed` and snapshots
+have the values exactly, as float32.
 
 **Changes.** `changed` reads the rows that were changed since a version, and the ids that were removed: a reader who follows a
 table gets each change, and nothing else. Each part of a table is read as it is at one moment, whatever is pushed meanwhile.
@@ -148,7 +160,7 @@ class Pending(Generic[T]):
 
 
 class Table:
-    """A table of rows of float32 by id, on the servers of the job."""
+    """A table of rows by id, on the servers of the job."""
 
     def __init__(
         self,
@@ -168,6 +180,7 @@ class Table:
         bound: float = 0.0,
         mode: modes.Mode = modes.Async(),
         compression: Literal["none", "bf16", "fp16", "int8"] = "none",
+        dtype: Literal["float32", "bfloat16", "float16"] = "float32",
         members: int = 0,
     ) -> None:
         """Describes a table. Servers hear of it with its first use.
@@ -191,10 +204,12 @@ class Table:
             ttl: a row goes that no worker has pulled or pushed to for more steps than this; 0 for never. Steps are those of
                 `push`. It reads as gone at once; `stats`, `changed` and `save` have it until a server comes by, which looks at
                 as many rows in each use as that has ids.
-            bound: values are clamped to plus or minus this after each step; 0 for no bound.
+            bound: values are clamped to plus or minus this after each step, or to the largest number within that `dtype` has; 0 for
+                no bound.
             mode: who waits for whom; see above. `modes.Async()`, `modes.SSP(bound)` or `modes.Sync()`.
             compression: how rows and gradients travel, each rounded to the nearest number of its kind: "int8" has one scale for
-                a row. What the rounding leaves out is not made up for. Servers keep float32.
+                a row. What the rounding leaves out is not made up for. What servers keep is what `dtype` says.
+            dtype: how servers keep the values of rows; see above. What comes and goes is float32.
             members: a number that stands for what the ranges of its ids mean, such as those of a `Group`; 0 if nothing.
         Raises:
             InvalidArgumentError: an argument is not what it should be; it is named.
@@ -203,7 +218,10 @@ class Table:
         self.name, self._dim = name, dim
         settings: dict[str, Any] = {"dim": dim, "init": init, "scale": scale, "seed": seed, "after": after, "share": share}
         settings |= {"score": score}
-        settings |= {"rows": rows, "full": full, "ttl": ttl, "bound": bound, "codec": compression, "members": members, **_turns(mode)}
+        settings |= {"rows": rows, "full": full, "ttl": ttl, "bound": bound, "codec": compression}
+        if not isinstance(dtype, str) or dtype not in _DTYPES:
+            raise InvalidArgumentError(f"dtype={dtype!r}; give one of {', '.join(_DTYPES)}: it says how servers keep rows")
+        settings |= {"dtype": _DTYPES[dtype], "members": members, **_turns(mode)}
         said = ",".join(f"{setting}={value}" for setting, value in settings.items())
         text = rules.text_of(rule)
         if text is None:
@@ -439,7 +457,8 @@ class Table:
             NotFoundError: no snapshot is there, or one on which it is based is missing; it is named.
             CorruptCheckpointError: a file is not what it was, or a base is another one; it is named.
             IncompatibleError: the files have the form of another version.
-            FailedPreconditionError: it is a snapshot of another table, or of one with other arguments; or the table is full.
+            FailedPreconditionError: it is a snapshot of another table, or of one with another `dim`, `dtype` or kind of rule; or the table
+                is full.
             UnsupportedError: NumPy is not installed.
         """
         return load(self, path, snapshot, timeout)
@@ -556,6 +575,10 @@ def export(path: str | os.PathLike[str], file: str | os.PathLike[str], *, snapsh
 
 _STEP_MAX = (1 << 32) - 2
 """The last step of a training that uses tables."""
+
+
+_DTYPES = {"float32": "f32", "bfloat16": "bf16", "float16": "fp16"}
+"""How servers keep rows, and how the text of a table says it."""
 
 
 def _turns(mode: object) -> dict[str, Any]:

@@ -19,6 +19,7 @@ const SPEC: &str = "sgd:lr=1;dim=3,init=uniform,scale=0.5,seed=7";
 matrix! {
     [locally, over_shm, over_quic]:
         all_read_the_same_rows_whatever_servers_there_are,
+        rows_of_half_precision_have_the_same_bits_whatever_servers_there_are,
         pushes_of_all_workers_are_all_there;
     [over_shm, over_quic]:
         a_push_is_done_once_though_links_are_cut_again_and_again,
@@ -37,6 +38,39 @@ fn all_read_the_same_rows_whatever_servers_there_are(over: Over) {
             assert_eq!(*of_one.get_or_insert_with(|| rows.clone()), rows, "{servers} servers");
         }
         assert_eq!(counts(&cluster.workers[0], RowAction::Stats).unwrap().rows, 500);
+    }
+}
+
+fn rows_of_half_precision_have_the_same_bits_whatever_servers_there_are(over: Over) {
+    let ids: Vec<u64> = (0..200).map(|id| id * id * 1_000_003).collect();
+    for dtype in ["bf16", "fp16"] {
+        let text = format!("adam:lr=0.01;dim=3,init=uniform,scale=0.5,seed=7,dtype={dtype},mode=sync");
+        let table = || TensorSpec::table("rows", text.parse().unwrap());
+        let mut of_one = None;
+        for servers in [1, 3, 5] {
+            let cluster = Cluster::start(over, 2, servers);
+            let trained = all(&cluster.workers, |engine| {
+                for step in 0..5 {
+                    // Each worker has some ids that the other has not.
+                    let first = 40 * engine.rank().0 as usize;
+                    let some = &ids[first..first + 100 + step as usize];
+                    let gradients: Vec<f32> = (0..3 * some.len()).map(|at| at as f32 * 1e-3 - 0.1).collect();
+                    let push = RowsUse { tensor: table(), gradients: &gradients, step, ..used(RowAction::Push, some) };
+                    engine.use_rows(push).unwrap().handle().wait(Some(PATIENCE)).unwrap();
+                }
+                let look = RowsUse { tensor: table(), ..used(RowAction::Look, &ids) };
+                let looked = engine.use_rows(look).unwrap();
+                looked.handle().wait(Some(PATIENCE)).unwrap();
+                let mut rows = vec![0.0; 3 * ids.len()];
+                looked.read_rows(&mut rows);
+                rows.into_iter().map(f32::to_bits).collect::<Vec<u32>>()
+            });
+            for rows in trained {
+                assert_eq!(*of_one.get_or_insert_with(|| rows.clone()), rows, "{dtype} of {servers} servers");
+            }
+        }
+        // A bf16 that came as f32.
+        assert!(dtype != "bf16" || of_one.unwrap().iter().all(|bits| bits & 0xffff == 0));
     }
 }
 

@@ -218,7 +218,8 @@ def test_a_snapshot_of_another_table_is_refused(tmp_path):
     table = table_of("of one table")
     train(table, 1)
     table.save(tmp_path)
-    for other in (table_of("of another table"), table_of("of one table", dim=3), table_of("of one table", rules.SGD())):
+    one = "of one table"
+    for other in (table_of("of another table"), table_of(one, dim=3), table_of(one, rules.SGD()), table_of(one, dtype="bfloat16")):
         with pytest.raises(FailedPreconditionError, match="the kind of rule with which it was saved"):
             other.load(tmp_path)
 

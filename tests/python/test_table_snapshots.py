@@ -16,9 +16,9 @@ import gradlane, numpy as np
 from gradlane import rules
 from gradlane.tables import Table
 
-path, turn = sys.argv[1], int(sys.argv[2])
+path, turn, dtype = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 gradlane.init()
-table = Table("items", 3, rule=rules.Adagrad(lr=0.5), init="uniform", scale=0.5, seed=1)
+table = Table("items", 3, rule=rules.Adagrad(lr=0.5), init="uniform", scale=0.5, seed=1, dtype=dtype)
 rng = np.random.default_rng(turn)
 
 def train(steps, ids=4000):
@@ -139,9 +139,9 @@ CALLS = 11
 KILLS = int(os.environ.get("SNAPSHOT_KILLS", "5"))
 
 
-def run(script, path, turn, servers, transport="shm", workers=1):
+def run(script, path, turn, servers, transport="shm", workers=1, dtype="float32"):
     here = over(transport) | {"GRADLANE_CHECKPOINT_DIR": str(path.parent)}
-    program = [sys.executable, "-c", JOB + script, str(path), str(turn)]
+    program = [sys.executable, "-c", JOB + script, str(path), str(turn), dtype]
     launch = [sys.executable, "-m", "gradlane", "run", "-n", str(workers), "-s", str(servers), "--"] if servers else []
     [ended] = run_all([([*launch, *program], here)], timeout=120.0)
     return ended
@@ -154,9 +154,18 @@ def said(ended, start):
 @pytest.mark.over("shm", "quic")
 def test_any_number_of_servers_loads_what_others_have_saved(tmp_path, transport):
     """To the bit: values, what the rule keeps, scores and last uses."""
+    check_loads(tmp_path, (4, 3, 7, 0), transport=transport)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_rows_of_half_precision_are_loaded_by_other_servers(tmp_path, dtype):
+    check_loads(tmp_path, (1, 3, 0), dtype=dtype)
+
+
+def check_loads(tmp_path, numbers, **how):
     before = None
-    for turn, servers in enumerate((4, 3, 7, 0)):
-        ended = run(GO_ON, tmp_path / "items", turn, servers, transport)
+    for turn, servers in enumerate(numbers):
+        ended = run(GO_ON, tmp_path / "items", turn, servers, **how)
         assert ended.code == 0, ended.output
         if before:
             assert said(ended, "loaded ") == before

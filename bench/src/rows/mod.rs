@@ -60,6 +60,9 @@ pub(crate) struct Arguments {
     /// How rows travel: none, bf16, fp16 or int8.
     #[arg(long, default_value = "none")]
     codec: String,
+    /// How servers keep rows: f32, bf16 or fp16.
+    #[arg(long, default_value = "f32")]
+    dtype: String,
     /// The port of a Redis on 127.0.0.1 (redis-server) to compare with. Its keys are removed in the end.
     #[arg(long, value_name = "PORT")]
     redis: Option<u16>,
@@ -104,8 +107,8 @@ fn measure(arguments: &Arguments) -> Result<(String, Report), Conclusion> {
     let mut setting = vec![
         format!("gradlane-bench table, {}", env!("CARGO_PKG_VERSION")),
         format!(
-            "{universe} rows, rows travel as {}, {turns} turns; a push is Adagrad; all rows verified",
-            arguments.codec
+            "{universe} rows, kept as {}, rows travel as {}, {turns} turns; a push is Adagrad; all rows verified",
+            arguments.dtype, arguments.codec
         ),
     ];
     setting.extend(smoke_note(arguments.smoke));
@@ -114,7 +117,8 @@ fn measure(arguments: &Arguments) -> Result<(String, Report), Conclusion> {
         Table::new(["contender", "use", "ids", "dim", "spread", "M/s", "p50", "p99", "of memory", "of redis"]);
     let progress = Progress::begin();
     for dim in &arguments.dim {
-        let text = format!("adagrad:lr=0.01;dim={dim},init=uniform,scale=0.1,seed=7,codec={}", arguments.codec);
+        let Arguments { codec, dtype, .. } = arguments;
+        let text = format!("adagrad:lr=0.01;dim={dim},init=uniform,scale=0.1,seed=7,codec={codec},dtype={dtype}");
         let spec: TableSpec = text.parse().map_err(|error: gradlane_core::Error| failed(error.to_string()))?;
         let mut memory = Memory::new(spec, universe);
         let mut ours: Vec<Box<dyn Contender>> = vec![Box::new(Store::new(spec))];

@@ -1,8 +1,8 @@
-//! What rows must be after so many pushes.
+//! What rows must be after so many pushes. It shares the arithmetic of a row with servers, and nothing else of them.
 
 use std::collections::BTreeMap;
 
-use gradlane_core::codec::RowCodec;
+use gradlane_core::codec::{Rounding, RowCodec, StoredRows};
 use gradlane_core::reduce::{Kernels, RowRule};
 use gradlane_core::types::TableSpec;
 
@@ -12,13 +12,22 @@ use super::contender::{Case, Contender};
 pub(super) struct Oracle {
     spec: TableSpec,
     rule: RowRule,
-    rows: BTreeMap<u64, Vec<f32>>,
+    stored: StoredRows,
+    rows: BTreeMap<u64, Kept>,
+}
+
+/// A row as it is kept.
+struct Kept {
+    words: Vec<f32>,
+    /// One for each push.
+    score: f32,
 }
 
 impl Oracle {
     pub(super) fn new(spec: TableSpec) -> Self {
         let dim = usize::try_from(spec.dim).expect("DIM_MAX");
-        Self { spec, rule: RowRule::new(spec.rule, dim, None, Kernels::portable()), rows: BTreeMap::new() }
+        let rule = RowRule::new(spec.rule, dim, None, Kernels::portable());
+        Self { spec, rule, stored: StoredRows::of(&spec, Kernels::portable()), rows: BTreeMap::new() }
     }
 
     /// Pushes the case so often, and compares the rows of its ids with those of all contenders. Returns for each of them the wrong elements,
@@ -45,17 +54,27 @@ impl Oracle {
             let sum = sums.entry(*id).or_insert_with(|| vec![0.0; dim]);
             sum.iter_mut().zip(gradient).for_each(|(sum, number)| *sum += number);
         }
+        let mut values = vec![0.0; dim];
         for (id, sum) in sums {
             let row = self.rows.entry(id).or_insert_with(|| {
-                let mut row = vec![0.0; self.rule.len()];
-                self.spec.begin(id, &mut row[..dim]);
-                self.rule.begin(&mut row);
-                row
+                let (mut numbers, mut words) = (vec![0.0; self.rule.len()], vec![0.0; self.stored.words()]);
+                self.spec.begin(id, &mut numbers[..dim]);
+                self.rule.begin(&mut numbers);
+                self.stored.write(&numbers, &mut words);
+                Kept { words, score: 0.0 }
             });
             let sum = travelled(&sum);
-            (0..pushes).for_each(|_| self.rule.at(0).change(row, &mut sum.clone()));
+            for _ in 0..pushes {
+                let rounding = Rounding { id, step: 0, score: row.score };
+                self.stored.change(&self.rule.at(0), rounding, &mut row.words, &mut values, &mut sum.clone());
+                row.score += 1.0;
+            }
         }
-        let due: Vec<f32> = case.ids.iter().flat_map(|id| travelled(&self.rows[id][..dim])).collect();
+        let mut due = Vec::with_capacity(case.ids.len() * dim);
+        for id in &case.ids {
+            self.stored.read(&self.rows[id].words, &mut values);
+            due.extend(travelled(&values));
+        }
         let mut found = vec![0.0; due.len()];
         let mut verdicts = Vec::new();
         for contender in contenders {

@@ -190,7 +190,7 @@ impl Loops for ByChance<'_> {
 
 /// The bf16 above or below an f32 in magnitude, both as bits: the nearer is the likelier.
 #[inline(always)]
-fn bf16_by_chance(bits: u32, draw: u32) -> u16 {
+pub(super) fn bf16_by_chance(bits: u32, draw: u32) -> u16 {
     const INFINITE: u32 = f32::INFINITY.to_bits();
     const LARGEST: u32 = INFINITE - (1 << 16);
     let (sign, magnitude) = (bits & SIGN, bits & !SIGN);

@@ -66,6 +66,7 @@ mod lossless;
 mod onebit;
 mod randomk;
 mod rows;
+mod stored;
 mod topk;
 
 #[cfg(any(test, feature = "testing"))]
@@ -82,6 +83,7 @@ pub use lossless::Lossless;
 pub use onebit::OneBit;
 pub use randomk::RandomK;
 pub use rows::RowCodec;
+pub use stored::{Rounding, StoredRows};
 pub use tools::{Seed, Tools, Workspace};
 pub use topk::TopK;
 

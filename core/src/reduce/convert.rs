@@ -13,7 +13,7 @@ const F32_MAGNITUDE: u32 = 0x7fff_ffff;
 
 /// The value of an f16, exactly. A NaN keeps its sign and payload.
 #[inline(always)]
-pub(super) fn f16_to_f32(bits: u16) -> f32 {
+pub(crate) fn f16_to_f32(bits: u16) -> f32 {
     let sign = u32::from(bits & 0x8000) << 16;
     let magnitude = u32::from(bits & 0x7fff);
     let normal = (magnitude << F16_SHIFT) + F16_REBIAS;
@@ -33,7 +33,7 @@ pub(super) fn f16_to_f32(bits: u16) -> f32 {
 
 /// The f16 nearest to a value; of two equally near ones the even one. Values that round to 65,536 or more become infinite.
 #[inline(always)]
-pub(super) fn f32_to_f16(value: f32) -> u16 {
+pub(crate) fn f32_to_f16(value: f32) -> u16 {
     let bits = value.to_bits();
     let sign = (bits >> 16) & 0x8000;
     let magnitude = bits & F32_MAGNITUDE;
@@ -58,13 +58,13 @@ pub(super) fn f32_to_f16(value: f32) -> u16 {
 
 /// The value of a bfloat16, exactly: it is the upper half of an f32.
 #[inline(always)]
-pub(super) fn bf16_to_f32(bits: u16) -> f32 {
+pub(crate) fn bf16_to_f32(bits: u16) -> f32 {
     f32::from_bits(u32::from(bits) << 16)
 }
 
 /// The bfloat16 nearest to a value; of two equally near ones the even one.
 #[inline(always)]
-pub(super) fn f32_to_bf16(value: f32) -> u16 {
+pub(crate) fn f32_to_bf16(value: f32) -> u16 {
     let bits = value.to_bits();
     let nearest = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16;
     // Rounding could carry the payload of a NaN away and leave an infinity.

@@ -41,6 +41,7 @@ mod passes;
 
 use std::ops::DerefMut;
 
+pub(crate) use convert::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
 pub use distinct::Distinct;
 pub use kernels::Kernels;
 pub(crate) use kernels::Loops;

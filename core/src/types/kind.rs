@@ -247,6 +247,8 @@ mod tests {
         let table = |spec: &str| TensorSpec::table("w", spec.parse().unwrap());
         let found = table("sgd;dim=2").declared().difference(&table("sgd;dim=2,seed=1").declared()).unwrap();
         assert_eq!((found.field, &*found.first, &*found.second), ("table", "sgd;dim=2", "sgd;dim=2,seed=1"));
+        let found = table("sgd;dim=2").declared().difference(&table("sgd;dim=2,dtype=bf16").declared()).unwrap();
+        assert_eq!((found.field, &*found.first, &*found.second), ("table", "sgd;dim=2", "sgd;dim=2,dtype=bf16"));
         let [one, other] = ["sync", "k_of_n:k=2"].map(|mode| mode.parse::<Mode>().unwrap().with_clock(ClockKey(1)));
         let in_mode = |mode: Mode| by("sgd").with_mode(mode);
         let told = |one: Mode, other: Mode| {

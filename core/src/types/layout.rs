@@ -68,7 +68,7 @@ impl TensorSpec {
         Self { kind: TensorKind::Parameter { rule: self.kind.rule(), mode }, ..self }
     }
 
-    /// A table: rows of f32 that servers keep by id.
+    /// A table: rows that servers keep by id, and that come and go as f32.
     pub fn table(name: impl Into<String>, spec: TableSpec) -> Self {
         let shape = vec![u64::from(TableSpec::SHARDS), spec.dim];
         Self { kind: TensorKind::Table { spec }, ..Self::new(name, DType::F32, shape) }

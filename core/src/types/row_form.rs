@@ -1,6 +1,6 @@
 //! How rows of tables travel.
 
-/// How rows and gradients travel. Servers keep and change f32.
+/// How rows and gradients travel, whatever servers keep them as.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum RowForm {
     /// As they are.

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::{Merge, RowForm, Rule, Turns};
+use super::{Merge, RowDType, RowForm, Rule, Turns};
 use crate::error::{Error, Result};
 
 /// What servers do with the rows of a table. A declaration names it, and all workers declare the same one, to the bit.
@@ -31,6 +31,8 @@ pub struct TableSpec {
     pub turns: Turns,
     /// How rows and gradients travel.
     pub form: RowForm,
+    /// How servers keep the values of rows.
+    pub dtype: RowDType,
     /// Which ids are of which member, where a table stands for several: a fingerprint that workers compute; 0 of one that does not.
     pub members: u64,
     /// The bits of the bound to which values are clamped after each step; 0 for none.
@@ -112,12 +114,13 @@ impl TableSpec {
             ttl: 0,
             turns: Turns::Async,
             form: RowForm::F32,
+            dtype: RowDType::F32,
             members: 0,
             bound: 0,
         }
     }
 
-    /// What a shard counts for where parts are laid out: the bytes of one row.
+    /// What a shard counts for where parts are laid out: the bytes of the values of one row, as f32.
     pub const fn shard_bytes(&self) -> u64 {
         4 * self.dim
     }
@@ -132,9 +135,15 @@ impl TableSpec {
         self.dim + self.rule.kept_of_row(self.dim)
     }
 
-    /// The bound to which values are clamped after each step, if there is one.
+    /// Words of 4 bytes that a row takes where it is kept: its values, and a word for each number that the rule keeps of it.
+    pub fn row_words(&self) -> u64 {
+        self.dtype.words(self.dim) + self.rule.kept_of_row(self.dim)
+    }
+
+    /// The bound to which values are clamped after each step, if there is one: the largest value that can be kept within what was given, so
+    /// that rounding leads to none outside.
     pub fn bound(&self) -> Option<f32> {
-        Some(f64::from_bits(self.bound) as f32).filter(|bound| *bound > 0.0)
+        Some(self.dtype.at_most(f64::from_bits(self.bound) as f32)).filter(|bound| *bound > 0.0)
     }
 
     /// The hash of an id, for tables of ids.
@@ -154,7 +163,12 @@ impl TableSpec {
         share >= 1.0 || unit(mix(mix(self.seed ^ ADMITTING) ^ id)) < share
     }
 
-    /// Writes what the row of an id begins with.
+    /// What the seed says for the random bits by which values of half precision are rounded after a step.
+    pub const fn rounding(&self) -> u64 {
+        mix(self.seed ^ ROUNDING)
+    }
+
+    /// Writes what the row of an id begins with, as it is kept.
     pub fn begin(&self, id: u64, row: &mut [f32]) {
         let scale = f64::from_bits(self.init.scale);
         let of_row = mix(mix(self.seed) ^ id);
@@ -170,6 +184,7 @@ impl TableSpec {
                 }
             };
         }
+        self.dtype.round(row);
     }
 
     fn set(&mut self, name: &str, value: &str) -> std::result::Result<(), String> {
@@ -203,6 +218,7 @@ impl TableSpec {
             "bound" => self.bound = number("0 or above", |bound| bound >= 0.0)?,
             "mode" => self.turns = Turns::ALL[word(&Turns::NAMES)?],
             "codec" => self.form = RowForm::ALL[word(&RowForm::NAMES)?],
+            "dtype" => self.dtype = RowDType::ALL[word(&RowDType::NAMES)?],
             "ahead" => match &mut self.turns {
                 Turns::Ssp { ahead } => *ahead = value.parse().map_err(|_| "a whole number of pushes, 0 or above")?,
                 _ => return Err("ahead behind mode=ssp alone".to_owned()),
@@ -240,6 +256,12 @@ impl TableSpec {
                 "give one of after and score",
             );
         }
+        if f64::from_bits(self.bound) > 0.0 && self.bound().is_none() {
+            return refuse(
+                format!("table {self}: a bound below the smallest number that is kept as {}", self.dtype),
+                "give a larger bound, or 0 for none",
+            );
+        }
         let has_scale = f64::from_bits(self.init.scale) > 0.0;
         if has_scale != (self.init.spread != Spread::Zero) {
             return refuse(
@@ -252,13 +274,15 @@ impl TableSpec {
 }
 
 /// The settings behind the rule.
-const SETTINGS: [&str; 16] = [
-    "dim", "init", "scale", "seed", "after", "score", "share", "rows", "full", "ttl", "bound", "codec", "members",
-    "mode", "ahead", "merge",
+const SETTINGS: [&str; 17] = [
+    "dim", "init", "scale", "seed", "after", "score", "share", "rows", "full", "ttl", "bound", "codec", "dtype",
+    "members", "mode", "ahead", "merge",
 ];
 
 /// Separates the choice of admitted ids from the first values of rows.
 const ADMITTING: u64 = 0x61_64_6d_69_74;
+/// Separates both from the rounding of values.
+const ROUNDING: u64 = 0x72_6f75_6e64;
 
 /// A permutation of the numbers of 64 bits without any order that one sees: the finaliser of SplitMix64.
 const fn mix(number: u64) -> u64 {
@@ -307,6 +331,7 @@ impl fmt::Display for TableSpec {
             (self.ttl != usual.ttl, "ttl", self.ttl.to_string()),
             (self.bound != usual.bound, "bound", number(self.bound)),
             (self.form != usual.form, "codec", RowForm::NAMES[self.form as usize].to_owned()),
+            (self.dtype != usual.dtype, "dtype", self.dtype.to_string()),
             (self.members != usual.members, "members", self.members.to_string()),
         ];
         write!(f, "{};dim={}", self.rule, self.dim)?;
@@ -368,6 +393,8 @@ mod tests {
             "adagrad:lr=0.1;dim=16,init=uniform,scale=0.05,seed=7",
             "adam;dim=64,init=normal,scale=0.01,after=3,share=0.5,rows=1000,full=evict,ttl=7,bound=10",
             "sgd;dim=1,codec=int8,mode=ssp,ahead=4",
+            "sgd;dim=1,bound=0.5,codec=bf16,dtype=fp16",
+            "sgd;dim=1,dtype=bf16,mode=ssp",
             "sgd;dim=1,codec=bf16,members=18446744073709551615,mode=ssp",
             "sgd;dim=1,score=2.5,share=0.5",
             "sgd;dim=1,bound=2,mode=sync,merge=sum",
@@ -375,6 +402,7 @@ mod tests {
         ] {
             assert_eq!(text.parse::<TableSpec>().unwrap().to_string(), text);
         }
+        assert_eq!("sgd;dim=2,dtype=f32".parse::<TableSpec>().unwrap().to_string(), "sgd;dim=2");
         assert_eq!("sgd;seed=0 , dim = 2".parse::<TableSpec>().unwrap(), TableSpec::of("sgd".parse().unwrap(), 2));
     }
 
@@ -400,7 +428,10 @@ mod tests {
             ("sgd;dim=2,share=1.5", "above 0, up to 1"),
             ("sgd;dim=2,full=drop", "refuse, evict"),
             ("sgd;dim=2,bound=-1", "0 or above"),
+            ("sgd;dim=2,bound=1e-50", "a bound below"),
+            ("sgd;dim=2,bound=1e-8,dtype=fp16", "kept as fp16"),
             ("sgd;dim=2,codec=int4", "none, bf16, fp16, int8"),
+            ("sgd;dim=2,dtype=float64", "f32, bf16, fp16"),
             ("sgd;dim=2,mode=backup", "async, ssp, sync"),
             ("sgd;dim=2,mode=ssp,ahead=-1", "whole number of pushes"),
             ("sgd;dim=2,mode=sync,ahead=1", "behind mode=ssp"),

@@ -64,6 +64,7 @@ class Embedding(keras.layers.Layer):
         ttl: int = 0,
         bound: float = 0.0,
         compression: Literal["none", "bf16", "fp16", "int8"] = "none",
+        table_dtype: Literal["float32", "bfloat16", "float16"] = "float32",
         **options: Any,
     ) -> None:
         """Describes the table. Servers hear of it with its first use.
@@ -82,6 +83,7 @@ class Embedding(keras.layers.Layer):
             seed: of the first values, from 0 on. None takes that of the initializer, or 0.
             after, share, rows, full, ttl, bound, compression: of the table; see `gradlane.tables.Table`. Workers never wait for
                 each other.
+            table_dtype: `dtype=` of the table, which says how servers keep rows, because `dtype` is that of the layer.
             options: those of every layer, such as `name`, `trainable` and `dtype`.
         Raises:
             UnsupportedError: Keras' backend is not TensorFlow, or something is asked for that a table does not have.
@@ -109,7 +111,8 @@ class Embedding(keras.layers.Layer):
         self._settings: dict[str, Any] = {"after": after, "share": share, "rows": rows, "full": full, "ttl": ttl, "bound": bound}
         self._settings |= {"compression": compression}
         self._settings |= {"rule": rules.text_of(rule), "seed": first.pop("seed") if seed is None else seed}
-        self.table = Table(name, output_dim, **first | self._settings)  # type: ignore[arg-type]
+        self.table = Table(name, output_dim, dtype=table_dtype, **first | self._settings)  # type: ignore[arg-type]
+        self._settings |= {"table_dtype": table_dtype}
         """The table, such as for `stats` and `shrink`."""
         self._rows = TableRows(self.table, input_dim, HINT)
         self._anchor: Any = None

@@ -135,8 +135,9 @@ class Embedding(_TableModule):
     Workers train asynchronously, unless the table's mode says otherwise: rows have what others have sent so far.
 
     The rows are no parameter. `parameters()` does not list them, so that other optimizers and wrappers leave them alone;
-    `state_dict()` has nothing of them, and `half()` and `to()` change nothing: they are float32, on the device of the ids. A copy
-    (`copy.deepcopy`, `pickle`) reads and trains the rows of the same table. A compiled model has a break of its graph here.
+    `state_dict()` has nothing of them, and `half()` and `to()` change nothing: they come as float32, on the device of the ids, and
+    `dtype=` says how servers keep them. A copy (`copy.deepcopy`, `pickle`) reads and trains the rows of the same table. A compiled model
+    has a break of its graph here.
     """
 
     def __init__(
@@ -171,7 +172,8 @@ class Embedding(_TableModule):
             init: what rows begin with; see `gradlane.tables.Table`, as for all that follows.
             scale: for `init`.
             seed: of the first values.
-            settings: others of the table, such as `rows=` and `full=`.
+            settings: others of the table, such as `rows=`, `compression=`, and `dtype="bfloat16"`, with which servers keep rows in half
+                of the memory. What a forward pass returns stays float32.
         Raises:
             UnsupportedError: `max_norm` or `scale_grad_by_freq` is given.
             InvalidArgumentError: another argument is not what it should be; it is named.

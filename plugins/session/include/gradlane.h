@@ -417,8 +417,8 @@ typedef struct GradlaneTableUse {
     const char *name;
     // What the table is: the rule by which gradients change rows, and behind a semicolon the settings, such as
     // `adagrad:lr=0.1;dim=16,init=uniform,scale=0.05,seed=7`. `dim`, the elements of a row, has to be among them; the others are `init`, `scale`,
-    // `seed`, `after`, `score`, `share`, `rows`, `full`, `ttl`, `bound`, `codec`, `mode`, `ahead` and `merge`. The first use of a name on any
-    // worker fixes it on all workers.
+    // `seed`, `after`, `score`, `share`, `rows`, `full`, `ttl`, `bound`, `codec`, `dtype`, `mode`, `ahead` and `merge`. Servers keep rows as `dtype`
+    // says: `f32`, `bf16` or `fp16`. What comes and goes is float32. The first use of a name on any worker fixes it on all workers.
     const char *table;
     // The ids, in any order and as often as wanted; any 64 bits are an id. Read during the call only, and ignored by a shrink, stats and a
     // clear.

@@ -269,7 +269,7 @@ def test_zero_is_masked_if_it_is_padding():
 
 
 def test_copies_and_loaded_models_use_the_same_table(tmp_path):
-    embedding = layer("saved", RULES["Adagrad"][0], input_dim=(1 << 63) - 1, mask_zero=True, after=2, bound=3.0)
+    embedding = layer("saved", RULES["Adagrad"][0], input_dim=(1 << 63) - 1, mask_zero=True, after=2, bound=3.0, table_dtype="bfloat16")
     model = keras.Sequential([keras.Input((2,), dtype="int64"), embedding, keras.layers.GlobalMaxPooling1D()])
     model.compile(gk.DistributedOptimizer(keras.optimizers.SGD(RATE)), "mse")
     places, _ = samples(BATCH)
@@ -281,6 +281,7 @@ def test_copies_and_loaded_models_use_the_same_table(tmp_path):
         assert repr(of_copy.table) == repr(embedding.table) and of_copy.get_config() == embedding.get_config()
         assert (of_copy.mask_zero, of_copy.input_dim) == (True, (1 << 63) - 1)
         np.testing.assert_array_equal(again.predict(IDS[places], verbose=0), model.predict(IDS[places], verbose=0))
+    assert "dtype=bf16" in repr(embedding.table)
     assert keras.layers.serialize(embedding)["registered_name"] == "gradlane>Embedding"
 
 
@@ -383,6 +384,7 @@ def test_arguments_that_rows_do_not_have_are_refused_by_name():
         (InvalidArgumentError, "output_dim=None", {"output_dim": None}),
         (InvalidArgumentError, "rule=7", {"rule": 7}),
         (InvalidArgumentError, "share", {"share": 2.0}),
+        (InvalidArgumentError, "bfloat16", {"table_dtype": "half"}),
         (InvalidArgumentError, "name=", {"name": None}),
     ]:
         with pytest.raises(error, match=why):

@@ -76,9 +76,18 @@ impl RowStep {
     /// # Panics
     /// If they are not as long as they should be.
     pub fn change(&self, row: &mut [f32], gradient: &mut [f32]) {
-        let RowRule { dim, bound, kernels, .. } = self.rule;
-        assert_eq!((row.len(), gradient.len()), (self.rule.len(), dim), "a row of the table");
-        let (values, kept) = row.split_at_mut(dim);
+        let (values, kept) = row.split_at_mut(self.rule.dim);
+        self.change_parts(values, kept, gradient);
+    }
+
+    /// Changes a row whose values lie elsewhere than what the rule keeps of it.
+    ///
+    /// # Panics
+    /// If they are not as long as they should be.
+    #[inline]
+    pub fn change_parts(&self, values: &mut [f32], kept: &mut [f32], gradient: &mut [f32]) {
+        let RowRule { dim, len, bound, kernels, .. } = self.rule;
+        assert_eq!((values.len(), kept.len(), gradient.len()), (dim, len - dim, dim), "a row of the table");
         kernels.vectorise(Change { formula: &self.formula, values, gradient, kept, bound });
     }
 }

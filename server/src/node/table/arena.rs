@@ -1,4 +1,5 @@
-//! The memory of rows: chunks of rows of one length, which never move. A row that was freed is the next one to be used.
+//! The memory of rows: chunks of rows of one length, which never move. A row that was freed is the next one to be used. A row is a run of words
+//! of 4 bytes, of which [`StoredRows`](gradlane_core::codec::StoredRows) knows the numbers: of values of f32, a word is a number.
 //!
 //! A *freeze* keeps all rows as they are at one moment, for a reader who comes page by page. The first change of a chunk after that copies
 //! the chunk to each freeze that has not its own copy yet; a chunk that does not change is read where it lies. One thread has an arena, so
@@ -11,7 +12,7 @@ use gradlane_core::mem::prefetch;
 /// Places for rows, by number.
 #[derive(Debug)]
 pub(super) struct Arena {
-    /// Elements of a row.
+    /// Words of a row.
     len: usize,
     /// Rows of a chunk; a power of two.
     chunk_rows: usize,
@@ -63,7 +64,7 @@ const EXPECTED_BYTES: usize = 512;
 const CHUNK_ROWS_MIN: usize = 16;
 
 impl Arena {
-    /// Places for rows of `len` elements.
+    /// Places for rows of `len` words.
     pub(super) fn new(len: usize) -> Self {
         let rows = CHUNK_BYTES / Self::place_bytes(len);
         let chunk_rows = rows.next_power_of_two().max(CHUNK_ROWS_MIN);

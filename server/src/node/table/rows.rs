@@ -11,6 +11,7 @@ use std::ops::Range;
 
 use hashbrown::HashTable;
 
+use gradlane_core::codec::{Rounding, StoredRows};
 use gradlane_core::error::{Error, Result};
 use gradlane_core::reduce::{Kernels, RowRule};
 use gradlane_core::types::{NodeId, RowAction, Shards, ShrinkBounds, TableSpec};
@@ -31,6 +32,8 @@ pub(super) struct Rows {
     spec: TableSpec,
     shards: Shards,
     rule: RowRule,
+    /// How rows lie in the arena.
+    stored: StoredRows,
     /// The places of rows, by the hash of their ids.
     index: HashTable<u32>,
     arena: Arena,
@@ -109,12 +112,14 @@ impl Rows {
     /// No rows of these shards.
     pub(super) fn new(spec: TableSpec, shards: Shards, kernels: Kernels) -> Self {
         let rule = RowRule::new(spec.rule, usize::try_from(spec.dim).expect("DIM_MAX"), spec.bound(), kernels);
+        let stored = StoredRows::of(&spec, kernels);
         Self {
             spec,
             shards,
             rule,
+            stored,
             index: HashTable::new(),
-            arena: Arena::new(rule.len()),
+            arena: Arena::new(stored.words()),
             waiting: HashTable::new(),
             uses: 0,
             step: 0,
@@ -131,8 +136,8 @@ impl Rows {
 
     /// The most bytes by which such rows grow in a use of so many ids.
     pub(super) fn growth_max(spec: &TableSpec, ids: u64) -> u64 {
-        let rule = RowRule::new(spec.rule, usize::try_from(spec.dim).expect("DIM_MAX"), None, Kernels::portable());
-        Arena::growth_max(rule.len(), ids) + ids * (WAITING_BYTES.max(INDEX_BYTES) + Tombs::ENTRY_BYTES)
+        let words = usize::try_from(spec.row_words()).expect("it lies in memory");
+        Arena::growth_max(words, ids) + ids * (WAITING_BYTES.max(INDEX_BYTES) + Tombs::ENTRY_BYTES)
     }
 
     /// Bytes that are taken for them.
@@ -196,7 +201,11 @@ impl Rows {
                     self.spec.begin(*id, &mut other);
                     take(at, &other);
                 }
-                place => take(at, &self.arena.row(place)[..dim]),
+                place if self.stored.is_plain() => take(at, &self.arena.row(place)[..dim]),
+                place => {
+                    self.stored.read(self.arena.row(place), &mut other);
+                    take(at, &other);
+                }
             }
         }
     }
@@ -216,6 +225,7 @@ impl Rows {
         self.check_room(ids, &places, |this, at, id| this.gets_row_by_push(id, gradients.score(at)))?;
         let at_step = self.rule.at(self.step);
         let mut gradient = vec![0.0; self.dim()];
+        let mut values = if self.stored.is_plain() { Vec::new() } else { gradient.clone() };
         for (at, (id, place)) in ids.iter().zip(&places).enumerate() {
             self.expect(&places, at + AHEAD);
             let score = gradients.score(at);
@@ -231,7 +241,13 @@ impl Rows {
             };
             gradients.read(at, &mut gradient);
             let (row, mark) = self.arena.change(place, self.version + 1);
-            at_step.change(row, &mut gradient);
+            if self.stored.is_plain() {
+                at_step.change(row, &mut gradient);
+            } else {
+                // Not the latest step that this part has heard of: which steps it hears depends on the servers that there are.
+                let rounding = Rounding { id: *id, step, score: mark.score };
+                self.stored.change(&at_step, rounding, row, &mut values, &mut gradient);
+            }
             (mark.touched, mark.used_by) = (saturated(self.step), self.uses);
             mark.score += score;
         }
@@ -393,10 +409,19 @@ impl Rows {
         }
         let mark = Mark { id, touched: saturated(self.step), used_by: self.uses, changed: 0, score: 0.0 };
         let place = self.arena.take(mark).expect("fewer rows than a server has memory for");
+        let dim = self.dim();
+        let begin = |numbers: &mut [f32]| {
+            self.spec.begin(id, &mut numbers[..dim]);
+            self.rule.begin(numbers);
+        };
         let (row, _) = self.arena.change(place, self.version + 1);
-        let (values, _) = row.split_at_mut(usize::try_from(self.spec.dim).expect("DIM_MAX"));
-        self.spec.begin(id, values);
-        self.rule.begin(row);
+        if self.stored.is_plain() {
+            begin(row);
+        } else {
+            let mut numbers = vec![0.0; self.rule.len()];
+            begin(&mut numbers);
+            self.stored.write(&numbers, row);
+        }
         let arena = &self.arena;
         self.index.insert_unique(TableSpec::hash_of(id), place, |place| TableSpec::hash_of(arena.mark(*place).id));
         place
@@ -423,5 +448,7 @@ fn bad(field: &str, problem: String) -> Error {
     Error::Protocol { peer: "the worker".to_owned(), field: field.to_owned(), problem }
 }
 
+#[cfg(test)]
+mod half_tests;
 #[cfg(test)]
 mod tests;

@@ -227,6 +227,31 @@ fn where_workers_wait_a_row_makes_one_step_by_the_mean_of_all() {
 }
 
 #[test]
+fn rows_of_half_precision_step_once_by_what_was_added_in_f32() {
+    let mut world = World::of(2);
+    // The first number alone is between two of bf16, and a row that stepped by it would not come to 1.
+    let spec = "sgd:lr=1;dim=2,dtype=bf16,mode=sync,merge=sum";
+    let first = world.begin(0, spec, push_of(&[5], &[257.0, -257.0], 0));
+    let second = world.begin(1, spec, push_of(&[5], &[-258.0, 258.0], 0));
+    assert_eq!([first, second].map(|push| world.outcome(push)), [Some(Ok(Vec::new())), Some(Ok(Vec::new()))]);
+    let look = world.begin(1, spec, (header(RowAction::Look, &[5], 1), bytes_of(&[5])));
+    assert_eq!(floats_of(&world.outcome(look).unwrap().unwrap()), [1.0, -1.0]);
+}
+
+#[test]
+fn memory_of_rows_of_half_precision_is_booked_as_they_take_it() {
+    let booked = ["f32", "bf16"].map(|dtype| {
+        let mut world = World::of(1);
+        let spec = format!("sgd;dim=2048,dtype={dtype}");
+        let pull = world.begin(0, &spec, (header(RowAction::Pull, &[5], 0), bytes_of(&[5])));
+        assert!(world.outcome(pull).unwrap().is_ok());
+        world.booked()
+    });
+    // There is a chunk of 16 rows.
+    assert_eq!(booked[0] - booked[1], 16 * 2 * 2048, "{booked:?}");
+}
+
+#[test]
 fn a_push_that_is_wrong_is_refused_alone_and_the_others_go_on_waiting() {
     let mut world = World::of(2);
     let spec = "sgd:lr=1;dim=2,mode=sync";

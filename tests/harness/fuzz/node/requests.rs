@@ -208,6 +208,8 @@ impl World {
             "adam;dim=2,after=2,rows=2048,codec=int8",
             "adagrad;dim=3,full=evict,rows=1024,ttl=2",
             "paddleadam;dim=2,score=2,codec=bf16,mode=ssp,ahead=1",
+            "adam;dim=3,init=uniform,scale=1,bound=0.5,dtype=bf16",
+            "sgd;dim=2,codec=fp16,dtype=fp16,mode=sync",
         ];
         let text = texts[(key.0 % texts.len() as u64) as usize];
         let action = input.pick(&RowAction::ALL);

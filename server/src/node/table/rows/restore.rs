@@ -14,7 +14,7 @@ pub(in super::super) struct SavedMark {
 }
 
 impl Rows {
-    /// Puts rows back, each with all of its numbers, and removes those whose score is NaN. Ids are not asked whether they are admitted. `step` is
+    /// Puts rows back, each with all of its numbers, values as near as they can be kept, and removes those whose score is NaN. Ids are not asked whether they are admitted. `step` is
     /// the latest one of the training, as in a push.
     ///
     /// # Errors
@@ -48,7 +48,7 @@ impl Rows {
             self.wait_no_more(ids[at]);
             let place = if places[at] == NOWHERE { self.make(ids[at]) } else { places[at] };
             let (row, mark) = self.arena.change(place, self.version + 1);
-            row.copy_from_slice(&numbers[at * len..][..len]);
+            self.stored.write(&numbers[at * len..][..len], row);
             (mark.touched, mark.used_by, mark.score) = (marks[at].touched, self.uses, marks[at].score);
         }
         self.version += 1;

@@ -115,6 +115,7 @@ impl Rows {
         room -= 8 * of_page as u64;
         let gone_of_page = &gone[first_gone..first_gone + of_page];
         let (mut ids, mut marks, mut numbers) = (Vec::new(), Vec::new(), Vec::new());
+        let mut read = vec![0.0; len];
         let mut next = 0;
         if first_gone + of_page < gone.len() {
             next = (first_gone + of_page) as u64;
@@ -137,7 +138,13 @@ impl Rows {
                     marks.extend_from_slice(&mark.touched.to_le_bytes());
                     marks.extend_from_slice(&mark.score.to_le_bytes());
                 }
-                numbers.extend(row[..len].iter().flat_map(|number| number.to_le_bytes()));
+                let row = if self.stored.is_plain() {
+                    &row[..len]
+                } else {
+                    self.stored.read(row, &mut read);
+                    &read
+                };
+                numbers.extend(row.iter().flat_map(|number| number.to_le_bytes()));
             }
         }
         let [rows, gone_rows] = [ids.len() / 8, of_page].map(|count| u32::try_from(count).expect("of a page"));

@@ -19,8 +19,14 @@ type Known = (u32, u32, Vec<u32>);
 fn a_reader_who_follows_the_changes_has_the_table_of_each_scan_whatever_is_written_meanwhile() {
     for seed in 0..300 {
         let mut random = Random(seed);
-        let specs =
-            ["adagrad:lr=1;dim=2", "adam;dim=1,after=2", "sgd;dim=3,rows=24,full=evict", "paddleadam;dim=2,ttl=4"];
+        let specs = [
+            "adagrad:lr=1;dim=2",
+            "adam;dim=1,after=2",
+            "sgd;dim=3,rows=24,full=evict",
+            "paddleadam;dim=2,ttl=4",
+            "adagrad:lr=0.3;dim=3,dtype=bf16",
+            "sgd:lr=0.3;dim=2,dtype=fp16",
+        ];
         let full = specs[seed as usize % specs.len()];
         let mut rows = Rows::new(full.parse().unwrap(), Shards::ALL, Kernels::detect());
         let (mut copy, mut since) = (BTreeMap::new(), None);
@@ -74,22 +80,25 @@ fn a_reader_who_follows_the_changes_has_the_table_of_each_scan_whatever_is_writt
 
 #[test]
 fn rows_that_are_put_back_are_what_they_were_and_train_on_alike() {
-    let mut rows = of("adam:lr=0.1;dim=2,init=uniform,scale=1");
-    let ids: Vec<u64> = (0..50).collect();
-    for step in 0..5 {
-        rows.push(&ids, step, &mut vec![0.5; 100]).unwrap();
+    for dtype in ["f32", "bf16", "fp16"] {
+        let text = format!("adam:lr=0.1;dim=2,init=uniform,scale=1,dtype={dtype}");
+        let mut rows = of(&text);
+        let ids: Vec<u64> = (0..50).collect();
+        for step in 0..5 {
+            rows.push(&ids, step, &mut vec![0.5; 100]).unwrap();
+        }
+        let (mut copy, mut other) = (BTreeMap::new(), of(&text));
+        let page = rows.begin_scan(&Tensors::Unknown, READER, begin(None), 1 << 20).unwrap();
+        read(&rows.spec, &page, &mut copy);
+        // It is removed, because its score says so.
+        other.push(&[99], 0, &[1.0; 2]).unwrap();
+        put_back(&mut other, &copy, &[99]);
+        assert_eq!(all(&other), all(&rows));
+        for of in [&mut rows, &mut other] {
+            of.push(&ids, 5, &mut vec![-0.25; 100]).unwrap();
+        }
+        assert_eq!(all(&other), all(&rows), "to the bit, with what the rule keeps");
     }
-    let (mut copy, mut other) = (BTreeMap::new(), of("adam:lr=0.1;dim=2,init=uniform,scale=1"));
-    let page = rows.begin_scan(&Tensors::Unknown, READER, begin(None), 1 << 20).unwrap();
-    read(&rows.spec, &page, &mut copy);
-    // It is removed, because its score says so.
-    other.push(&[99], 0, &[1.0; 2]).unwrap();
-    put_back(&mut other, &copy, &[99]);
-    assert_eq!(all(&other), all(&rows));
-    for of in [&mut rows, &mut other] {
-        of.push(&ids, 5, &mut vec![-0.25; 100]).unwrap();
-    }
-    assert_eq!(all(&other), all(&rows), "to the bit, with what the rule keeps");
 }
 
 #[test]
@@ -221,7 +230,9 @@ fn all(rows: &Rows) -> BTreeMap<u64, Known> {
     let places = (0..rows.arena.places()).filter(|place| rows.arena.is_taken(*place));
     let known = |place| {
         let mark = rows.arena.mark(place);
-        let numbers = rows.arena.row(place).iter().map(|number| number.to_bits()).collect();
+        let mut numbers = vec![0.0; rows.rule.len()];
+        rows.stored.read(rows.arena.row(place), &mut numbers);
+        let numbers = numbers.iter().map(|number| number.to_bits()).collect();
         (mark.id, (mark.touched, mark.score.to_bits(), numbers))
     };
     places.map(known).collect()
