@@ -448,9 +448,9 @@ impl Session {
         Ok(())
     }
 
-    /// Adds a span of a thread, in nanoseconds since 1970, to the timeline; does nothing if no timeline is being recorded,
+    /// Adds a span of a thread, in nanoseconds of `time.monotonic_ns()`, to the timeline; does nothing if no timeline is being recorded,
     /// and in a forked child.
-    fn record_span(&self, thread: u64, thread_name: &str, name: &str, start_ns: u64, end_ns: u64) {
+    fn record_span(&self, thread: u64, thread_name: &str, name: &str, start_ns: i64, end_ns: i64) {
         if let Some(parts) = self.0.find() {
             parts.inner.timeline().record(Thread { id: thread, name: thread_name }, name, start_ns, end_ns);
         }

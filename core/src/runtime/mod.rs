@@ -13,7 +13,7 @@ mod operator;
 pub mod exporter;
 pub mod process;
 
-pub use clock::Clock;
+pub use clock::{Clock, WallReading};
 pub use inputs::{Heard, Inputs};
 pub use membership::{Membership, MembershipOptions, Reporter, status};
 pub use operator::Operator;

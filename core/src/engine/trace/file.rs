@@ -1,5 +1,9 @@
 //! Writes a timeline in Chrome's trace format, on a thread of its own.
 //!
+//! Viewers read times as doubles of microseconds. Since 1970 those have steps of 0.25 µs, so spans would seem to leave those around them.
+//! So the times of a file count from the origin of the engine's clock, and the first line says when that was: `gradlane_timeline`. Further
+//! lines, `gradlane_clock`, say what the wall clock shows, every [`READINGS`] and at the end, because somebody may set it meanwhile.
+//!
 //! The file is an array of events, a line each, that is closed at the end; viewers read one that is not. Whole lines are written whenever
 //! nothing more waits, so a process that is killed leaves a file that can be read. Memory is bounded by a channel, the file by a number of
 //! bytes; what finds no room is counted, and the last line says how much that was.
@@ -14,12 +18,16 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use crossbeam_channel::{Receiver, Sender, bounded};
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 
 use super::subject::{Subject, Thread};
 use crate::error::{Error, Result};
 use crate::local::OwnThread;
-use crate::types::WorkerId;
+use crate::runtime::{Clock, WallReading, process};
+use crate::types::{Time, WorkerId};
+
+/// The version of the files. A reader that knows another one refuses them.
+const VERSION: u32 = 1;
 
 /// One thing to write.
 #[derive(Debug)]
@@ -47,9 +55,9 @@ pub(super) struct Span {
     pub(super) process: Process,
     pub(super) row: u64,
     pub(super) name: Cow<'static, str>,
-    /// Since 1970.
-    pub(super) start_ns: u64,
-    pub(super) end_ns: u64,
+    /// Since the origin of the engine's clock.
+    pub(super) start_ns: i64,
+    pub(super) end_ns: i64,
     /// Absent for the script's own.
     pub(super) of: Option<Of>,
 }
@@ -77,7 +85,7 @@ impl Writer {
     ///
     /// # Errors
     /// [`Error::Io`] with the path.
-    pub(super) fn open(path: &Path, rank: WorkerId, bytes_max: u64) -> Result<Self> {
+    pub(super) fn open(path: &Path, rank: WorkerId, bytes_max: u64, clock: Clock) -> Result<Self> {
         let failed = |error: std::io::Error| Error::Io {
             what: format!("writing the timeline {}", path.display()),
             cause: error.to_string(),
@@ -88,8 +96,16 @@ impl Writer {
         let file = File::create(path).map_err(failed)?;
         let (sender, receiver) = bounded(EVENTS_WAITING_MAX);
         let lost = Arc::new(AtomicU64::new(0));
-        let mut timeline =
-            TimelineFile { file, rank, text: String::new(), room: bytes_max, full: false, lost: Arc::clone(&lost) };
+        let mut timeline = TimelineFile {
+            file,
+            rank,
+            clock,
+            text: String::new(),
+            room: bytes_max,
+            full: false,
+            lost: Arc::clone(&lost),
+            next_reading: Time::ZERO,
+        };
         timeline.head().map_err(failed)?;
         let thread = OwnThread::start("gl-timeline", move || timeline.fill(&receiver))?;
         Ok(Self { sender: Some(sender), lost, threads: Mutex::default(), thread })
@@ -125,6 +141,10 @@ impl Drop for Writer {
 const WRITING: Duration = Duration::from_secs(10);
 /// So many events wait at most: some 10 MiB.
 const EVENTS_WAITING_MAX: usize = 64 << 10;
+/// How often the file says what the wall clock shows.
+const READINGS: Duration = Duration::from_secs(5);
+/// The line of a reading is shorter.
+const READING_BYTES: u64 = 256;
 /// Written at once at most, more or less.
 const TEXT_BYTES: usize = 64 << 10;
 
@@ -132,6 +152,7 @@ const TEXT_BYTES: usize = 64 << 10;
 struct TimelineFile {
     file: File,
     rank: WorkerId,
+    clock: Clock,
     /// Whole lines that are not written yet.
     text: String,
     /// Bytes that may still be written, the last line aside.
@@ -139,12 +160,20 @@ struct TimelineFile {
     /// Whether something did not fit: nothing more is written, because a timeline with holes would mislead.
     full: bool,
     lost: Arc<AtomicU64>,
+    /// When the wall clock is to be read again.
+    next_reading: Time,
 }
 
 impl TimelineFile {
     fn head(&mut self) -> std::io::Result<()> {
         let rank = self.rank;
         self.text.push_str("[\n");
+        let base = self.clock.read_wall().origin_unix_ns();
+        let (pid, member, host) = (self.pid(Process::Script), text(&rank.to_string()), text(&process::host()));
+        let process = std::process::id();
+        self.line(format_args!(
+            r#""ph":"M","pid":{pid},"name":"gradlane_timeline","args":{{"version":{VERSION},"base_unix_ns":{base},"member":{member},"host":{host},"process":{process}}}"#
+        ));
         for (process, name) in [(Process::Script, ""), (Process::Gradients, ": gradients")] {
             let pid = self.pid(process);
             let name = text(&format!("{rank}{name}"));
@@ -153,16 +182,24 @@ impl TimelineFile {
                 r#""ph":"M","pid":{pid},"name":"process_sort_index","args":{{"sort_index":{pid}}}"#
             ));
         }
+        self.reading();
         self.flush()
     }
 
     fn fill(mut self, events: &Receiver<Event>) {
-        while let Ok(event) = events.recv() {
-            self.event(event);
+        loop {
+            match events.recv_deadline(self.clock.instant(self.next_reading)) {
+                Ok(event) => self.event(event),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => break,
+            }
             while self.text.len() < TEXT_BYTES
                 && let Ok(event) = events.try_recv()
             {
                 self.event(event);
+            }
+            if self.next_reading <= self.clock.now() {
+                self.reading();
             }
             if let Err(error) = self.flush() {
                 tracing::warn!(%error, "the timeline cannot be written any more");
@@ -172,7 +209,21 @@ impl TimelineFile {
         self.tail();
     }
 
+    /// Says what the wall clock shows, if there is room: nobody misses that in a file that is full.
+    fn reading(&mut self) {
+        self.next_reading = self.clock.now() + READINGS;
+        if self.full || self.room < READING_BYTES {
+            return;
+        }
+        let WallReading { at, unix_ns } = self.clock.read_wall();
+        let (pid, at_ns) = (self.pid(Process::Script), at.0);
+        self.line(format_args!(
+            r#""ph":"M","pid":{pid},"name":"gradlane_clock","args":{{"at_ns":{at_ns},"unix_ns":{unix_ns}}}"#
+        ));
+    }
+
     fn tail(&mut self) {
+        self.reading();
         let lost = self.lost.load(Ordering::Relaxed);
         let pid = self.pid(Process::Script);
         // It has no comma after it, which the end of an array demands.
@@ -208,7 +259,7 @@ impl TimelineFile {
     fn span(&mut self, span: &Span) {
         let pid = self.pid(span.process);
         let (name, row) = (text(&span.name), span.row);
-        let (start, length) = (Micros(span.start_ns), Micros(span.end_ns.saturating_sub(span.start_ns)));
+        let (start, length) = (Micros(span.start_ns), Micros(span.end_ns.saturating_sub(span.start_ns).max(0)));
         let mut details = String::new();
         if let Some(Of { subject, tensors, note: (word, note) }) = &span.of {
             let Subject { part, round, bytes, priority, server } = subject;
@@ -273,10 +324,11 @@ fn text(text: &str) -> serde_json::Value {
 }
 
 /// Nanoseconds, written in microseconds.
-struct Micros(u64);
+struct Micros(i64);
 
 impl std::fmt::Display for Micros {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}.{:03}", self.0 / 1000, self.0 % 1000)
+        let (sign, ns) = (if self.0 < 0 { "-" } else { "" }, self.0.unsigned_abs());
+        write!(f, "{sign}{}.{:03}", ns / 1000, ns % 1000)
     }
 }

@@ -1,7 +1,8 @@
 //! The timeline: what each task did and when, beside what the training script did, as a file for Perfetto or `chrome://tracing`.
 //!
-//! A row a part, in the order of priority, and a row a thread of the script. Times are those of the wall clock, so that the files of
-//! several workers, and those of other profilers, lie on one axis. How the file is written is [`file`](mod@file)'s business.
+//! A row a part, in the order of priority, and a row a thread of the script. All times of a file are those of one monotonic clock, which
+//! nobody sets, so rows cannot be parted. Now and then the file says what the wall clock shows, so that the files of several workers, and
+//! those of other profilers, can be put on one axis. How the file is written is [`file`](mod@file)'s business.
 
 mod file;
 mod subject;
@@ -24,8 +25,8 @@ use crate::types::{PartId, Time, WorkerId};
 /// Where spans go while a file is open; nowhere else.
 #[derive(Debug)]
 pub struct Timeline {
-    /// When the engine's clock began, in nanoseconds since 1970.
-    origin_ns: u64,
+    /// That of the tasks.
+    clock: Clock,
     bytes_max: u64,
     writer: RwLock<Option<Writer>>,
 }
@@ -33,7 +34,7 @@ pub struct Timeline {
 impl Timeline {
     /// No file yet; one takes at most `bytes_max` bytes. `clock` is that of the tasks.
     pub fn new(clock: Clock, bytes_max: u64) -> Self {
-        Self { origin_ns: clock.origin_unix_ns(), bytes_max, writer: RwLock::new(None) }
+        Self { clock, bytes_max, writer: RwLock::new(None) }
     }
 
     /// Opens the file of worker `rank`, and says which it is. `place` is a file name that ends in `.json`, before which the rank is put,
@@ -50,7 +51,7 @@ impl Timeline {
             });
         }
         let path = path_of(place, rank);
-        *writer = Some(Writer::open(&path, rank, self.bytes_max)?);
+        *writer = Some(Writer::open(&path, rank, self.bytes_max, self.clock)?);
         Ok(path)
     }
 
@@ -60,8 +61,8 @@ impl Timeline {
         drop(writer);
     }
 
-    /// Records what the training script did from `start_ns` to `end_ns`, in nanoseconds since 1970.
-    pub fn record(&self, thread: Thread<'_>, name: &str, start_ns: u64, end_ns: u64) {
+    /// Records what the training script did from `start_ns` to `end_ns`, in nanoseconds of the system's monotonic clock.
+    pub fn record(&self, thread: Thread<'_>, name: &str, start_ns: i64, end_ns: i64) {
         if let Some(writer) = &*self.writer.read().expect(LOCK) {
             writer.thread(thread);
             let name = name.to_owned().into();
@@ -69,8 +70,8 @@ impl Timeline {
                 process: Process::Script,
                 row: thread.id,
                 name,
-                start_ns,
-                end_ns,
+                start_ns: self.clock.since_origin_ns(start_ns),
+                end_ns: self.clock.since_origin_ns(end_ns),
                 of: None,
             }));
         }
@@ -78,10 +79,6 @@ impl Timeline {
 
     fn send(&self, event: Event) -> bool {
         self.writer.read().expect(LOCK).as_ref().is_some_and(|writer| writer.send(event))
-    }
-
-    fn unix_ns(&self, time: Time) -> u64 {
-        self.origin_ns.saturating_add(time.0)
     }
 }
 
@@ -191,11 +188,15 @@ impl TaskTrace {
             process: Process::Gradients,
             row: number,
             name: name.into(),
-            start_ns: self.timeline.unix_ns(start),
-            end_ns: self.timeline.unix_ns(until),
+            start_ns: since_origin_ns(start),
+            end_ns: since_origin_ns(until),
             of: Some(Of { subject, tensors, note }),
         }));
     }
+}
+
+fn since_origin_ns(time: Time) -> i64 {
+    i64::try_from(time.0).unwrap_or(i64::MAX)
 }
 
 /// Where the timeline of worker `rank` is written.

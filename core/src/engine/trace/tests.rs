@@ -36,7 +36,8 @@ fn a_task_leaves_its_stages_and_what_they_were_of() {
     let args = &spans[1]["args"];
     let of = ["tensor", "part", "round", "bytes", "priority", "server", "outcome"].map(|word| args[word].to_string());
     assert_eq!(of, ["\"weight\"", "2", "5", "100", "-3", "1", "\"done\""]);
-    assert!(spans[0]["ts"].as_f64().unwrap() > 1.7e15, "microseconds since 1970");
+    let begins: Vec<f64> = spans.iter().map(|span| span["ts"].as_f64().unwrap()).collect();
+    assert_eq!(begins, [0.0, 10.0, 30.0], "microseconds since the clock began");
 }
 
 #[test]
@@ -78,8 +79,10 @@ fn the_script_has_rows_of_its_own() {
     let place = tempfile::tempdir().unwrap();
     let path = record(place.path(), |timeline| {
         let thread = Thread { id: 77, name: "main \"thread\"" };
-        timeline.record(thread, "backward", 1_000_500, 3_000_500);
-        timeline.record(thread, "step", 3_000_500, 3_000_500);
+        let origin = -timeline.clock.since_origin_ns(0);
+        timeline.record(thread, "backward", origin + 1_000_500, origin + 3_000_500);
+        timeline.record(thread, "step", origin + 3_000_500, origin + 3_000_500);
+        timeline.record(thread, "before", origin - 1_500, origin - 2_000);
     });
     let events = read(&std::fs::read_to_string(&path).unwrap());
     let named = |event: &&Value| event["name"] == "thread_name";
@@ -87,7 +90,27 @@ fn the_script_has_rows_of_its_own() {
     assert_eq!(names, ["main \"thread\""], "once");
     let spans = spans(&path);
     assert_eq!((spans[0]["ts"].as_f64(), spans[0]["dur"].as_f64()), (Some(1000.5), Some(2000.0)));
-    assert_eq!(spans.len(), 2);
+    assert_eq!((spans[2]["ts"].as_f64(), spans[2]["dur"].as_f64()), (Some(-1.5), Some(0.0)), "before the clock began");
+    assert_eq!(spans.len(), 3);
+}
+
+#[test]
+fn a_file_says_when_its_clock_began_and_what_the_wall_clock_shows() {
+    let place = tempfile::tempdir().unwrap();
+    let path = record(place.path(), |_| {});
+    let events = read(&std::fs::read_to_string(&path).unwrap());
+    assert_eq!(events[0]["name"], "gradlane_timeline");
+    let about = &events[0]["args"];
+    assert_eq!((&about["version"], &about["member"]), (&1.into(), &"worker 3".into()));
+    assert_eq!(about["process"].as_u64(), Some(u64::from(std::process::id())));
+    assert_eq!(about["host"], crate::runtime::process::host());
+    let base = about["base_unix_ns"].as_u64().unwrap();
+    let readings: Vec<&Value> = events.iter().filter(|event| event["name"] == "gradlane_clock").collect();
+    assert_eq!(readings.len(), 2, "at the start and at the end");
+    for reading in readings {
+        let [at, unix] = ["at_ns", "unix_ns"].map(|word| reading["args"][word].as_u64().unwrap());
+        assert!(unix.abs_diff(base + at) < 1_000_000_000, "nobody has set the clock by a second");
+    }
 }
 
 #[test]
@@ -96,7 +119,7 @@ fn a_full_file_says_how_much_is_missing() {
     let path = place.path().join("small.json");
     let bytes_max = 4096;
     {
-        let timeline = Timeline { origin_ns: 0, bytes_max, writer: RwLock::new(None) };
+        let timeline = Timeline::new(Clock::start(), bytes_max);
         timeline.start(&path, WorkerId(0)).unwrap();
         for number in 0..1000 {
             timeline.record(Thread { id: 1, name: "main" }, "step", number, number + 1);
@@ -116,11 +139,11 @@ fn a_full_file_says_how_much_is_missing() {
 fn a_file_that_nobody_completed_can_be_read() {
     let place = tempfile::tempdir().unwrap();
     let path = place.path().join("killed.json");
-    let writer = Writer::open(&path, WorkerId(1), 1 << 20).unwrap();
+    let writer = Writer::open(&path, WorkerId(1), 1 << 20, Clock::start()).unwrap();
     // The head is there before `open` returns, and whole lines follow.
     let text = std::fs::read_to_string(&path).unwrap();
     let closed = format!("{}]", text.trim_end().trim_end_matches(','));
-    assert_eq!(read(&closed)[0]["args"]["name"], "worker 1");
+    assert_eq!(read(&closed)[0]["args"]["member"], "worker 1");
     drop(writer);
 }
 
