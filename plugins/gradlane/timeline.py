@@ -18,10 +18,11 @@ import os
 import threading
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 from gradlane import _session
 
-__all__ = ["merge", "span", "start_timeline", "stop_timeline"]
+__all__ = ["ClockOffset", "clock", "merge", "span", "start_timeline", "stop_timeline"]
 
 
 def start_timeline(path: str | os.PathLike[str]) -> Path:
@@ -68,6 +69,28 @@ def record(name: str, start_ns: int, end_ns: int) -> None:
     if _session.is_initialized():
         thread = threading.current_thread()
         _session.session().record_span(thread.native_id or 0, thread.name, name, start_ns, end_ns)
+
+
+class ClockOffset(NamedTuple):
+    """How far the coordinator's clock is ahead of the wall clock of this host."""
+
+    offset: float
+    """What to add to `time.time()` here to get the time of the coordinator's clock, in seconds."""
+    error: float
+    """The offset is wrong by at most so much, in seconds, if neither clock runs wrong by more than 1200 ppm."""
+
+
+def clock() -> ClockOffset | None:
+    """How far the coordinator's clock is ahead of the wall clock of this host.
+
+    The answers to heartbeats tell it, and the longer a job runs, the better it is known. The coordinator's clock began as
+    its wall clock at its start, and nobody sets it later. It is the clock of all members of the job.
+
+    Returns:
+        None before the coordinator has answered the first heartbeat, and in a job of one worker, which has none.
+    """
+    known = _session.session().clock_offset()
+    return None if known is None else ClockOffset(*known)
 
 
 def merge(*paths: str | os.PathLike[str], out: str | os.PathLike[str]) -> None:

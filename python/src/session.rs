@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use gradlane_core::engine::{FeedbackState, ParameterUse, Step, Thread};
 use gradlane_core::metrics::prometheus;
+use gradlane_core::runtime::{JobClock, WallOffset};
 use gradlane_core::types::{HostPlace, Passage, Priority, StoreAsk, TensorSpec};
 use gradlane_session::c::LentSession;
 use gradlane_session::{
@@ -454,6 +455,13 @@ impl Session {
         if let Some(parts) = self.0.find() {
             parts.inner.timeline().record(Thread { id: thread, name: thread_name }, name, start_ns, end_ns);
         }
+    }
+
+    /// What to add to `time.time()` of this host to get the time of the coordinator's clock, and by how much that may be wrong, in seconds.
+    /// `None` before the coordinator has answered a heartbeat, and if there is none.
+    fn clock_offset(&self, py: Python<'_>) -> PyResult<Option<(f64, f64)>> {
+        let offset = self.0.get(py)?.inner.job_clock().and_then(JobClock::ahead_of_wall);
+        Ok(offset.map(|WallOffset { ns, error }| (ns as f64 / 1e9, error.as_secs_f64())))
     }
 
     /// Ids of operations that became ready since the last call: `follow` of their handles returns at once. Waits up to `timeout` seconds for

@@ -163,6 +163,22 @@ def test_a_job_of_one_records_what_the_script_does(tmp_path):
     assert [span["name"] for span in spans(tmp_path / "one.0.json")] == ["alone"]
 
 
+@pytest.mark.workers(2)
+def test_the_clock_of_the_job_is_known_with_its_error():
+    # The coordinator answers the first heartbeat some time after the start.
+    while not all(gradlane.allgather(timeline.clock() is not None)):
+        pass
+    known = timeline.clock()
+    # The coordinator is on this host, and its clock began with what the wall clock of this host showed.
+    assert abs(known.offset) <= known.error + 1e-3
+    assert 0 < known.error < 60
+
+
+def test_a_job_of_one_has_no_other_clock():
+    script = "import gradlane; gradlane.init(); assert gradlane.timeline.clock() is None"
+    assert (ended := run_python(script)).code == 0, ended.output
+
+
 def test_a_process_that_is_killed_leaves_a_file_that_can_be_read(tmp_path):
     script = f"""
 import gradlane, json, os, signal

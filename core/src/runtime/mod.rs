@@ -7,6 +7,7 @@ mod clock;
 mod inputs;
 mod timer;
 
+mod job_clock;
 mod membership;
 mod operator;
 
@@ -15,6 +16,7 @@ pub mod process;
 
 pub use clock::{Clock, WallReading};
 pub use inputs::{Heard, Inputs};
+pub use job_clock::{JobClock, JobTime, WallOffset};
 pub use membership::{Membership, MembershipOptions, Reporter, status};
 pub use operator::Operator;
 pub use timer::Timer;
