@@ -6,66 +6,88 @@ import bisect
 import itertools
 import json
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 from gradlane.errors import InvalidArgumentError
+from gradlane.timeline import Merged
 
 Event = dict[str, Any]
 
 HEAD = "gradlane_timeline"
 """The event that says of which process a file is, and when the clock of its times began."""
 READING = "gradlane_clock"
-"""The event that says what the wall clock showed at a time of the file."""
+"""The event that says what the wall clock and the coordinator's clock showed at a time of the file."""
 VERSION = 1
 
 
 class Timeline:
-    """A file of events. `place` gives a time of the file in nanoseconds since 1970."""
+    """A file of events. `place` gives a time of the file on the clock of all, in nanoseconds since 1970, and its error."""
 
-    def __init__(self, path: Path, events: list[Event], base_ns: int) -> None:
+    def __init__(self, path: Path, events: list[Event]) -> None:
         self.path = path
         self.events = events
-        self.base_ns = base_ns
 
-    def place(self, ns: int) -> int:
+    def place(self, ns: int) -> tuple[int, int]:
         """The time `ns` nanoseconds after the file's zero."""
-        return self.base_ns + ns
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What several clocks showed `at_ns` after the zero of a file, all in nanoseconds."""
+
+    at_ns: int
+    unix_ns: int
+    """The wall clock of the host."""
+    job_ns: int | None
+    """The coordinator's clock, if its offset was known."""
+    error_ns: int
 
 
 class Own(Timeline):
     """A file that gradlane wrote. Its times are of one monotonic clock, which nobody sets."""
 
     def __init__(self, path: Path, events: list[Event], head: Event) -> None:
+        super().__init__(path, events)
         about = _arguments(path, head, base_unix_ns=int, version=int)
         if about["version"] != VERSION:
             raise InvalidArgumentError(
                 f"{path} is a timeline of another version of gradlane: {about['version']}, and not {VERSION}"
             )
-        super().__init__(path, events, about["base_unix_ns"])
+        self.base_ns = about["base_unix_ns"]
         self.host, self.process = about.get("host"), about.get("process")
-        readings = [_arguments(path, event, at_ns=int, unix_ns=int) for event in events if event.get("name") == READING]
+        # Files of one machine have one clock. A file that cannot say which has one of its own.
+        self.monotonic, self.zero = about.get("monotonic") or path, about.get("monotonic_ns", 0)
+        self.readings = [_reading(path, event) for event in events if event.get("name") == READING]
         # By the wall clock, because times of other programs are looked up by it.
-        self._readings = sorted((reading["unix_ns"], reading["at_ns"]) for reading in readings)
+        self._by_wall = sorted(self.readings, key=lambda reading: reading.unix_ns)
+        self._walls = [reading.unix_ns for reading in self._by_wall]
+        self.clock: Clock | None = None
 
-    def place_wall(self, unix_ns: int) -> int:
-        """The time of the wall clock of this file's host, as this file's clock counts it.
+    def place(self, ns: int) -> tuple[int, int]:
+        assert self.clock is not None, "clocks are set before events are placed"
+        return self.clock.place(self.zero + ns)
+
+    def place_wall(self, unix_ns: int) -> tuple[int, int]:
+        """The time of the wall clock of this file's host, on the clock of all.
 
         Between two readings somebody may have set the wall clock; the last reading before `unix_ns` counts.
         """
-        if not self._readings:
-            return unix_ns
-        index = bisect.bisect_right(self._readings, (unix_ns, 1 << 63))
-        wall_ns, at_ns = self._readings[max(index - 1, 0)]
-        return self.place(at_ns + unix_ns - wall_ns)
+        if not self._by_wall:
+            return unix_ns, 0
+        reading = self._by_wall[max(bisect.bisect_right(self._walls, unix_ns) - 1, 0)]
+        return self.place(reading.at_ns + unix_ns - reading.unix_ns)
 
 
 class Other(Timeline):
     """A file of another program, whose times are those of the wall clock of its host."""
 
     def __init__(self, path: Path, events: list[Event], base_ns: int, host: object) -> None:
-        super().__init__(path, events, base_ns)
+        super().__init__(path, events)
+        self.base_ns = base_ns
         self.host = host
         self.beside: Own | None = None
 
@@ -76,9 +98,70 @@ class Other(Timeline):
         same_process = [own for own in same_host if own.process in processes]
         self.beside = next(iter(same_process + (same_host if self.host is not None else [])), None)
 
-    def place(self, ns: int) -> int:
-        wall_ns = super().place(ns)
-        return wall_ns if self.beside is None else self.beside.place_wall(wall_ns)
+    def place(self, ns: int) -> tuple[int, int]:
+        wall_ns = self.base_ns + ns
+        return (wall_ns, 0) if self.beside is None else self.beside.place_wall(wall_ns)
+
+
+_DRIFT_PPM = 1200
+"""As `RATE_MAX` of the engine's estimate."""
+
+
+class Clock:
+    """Places the times of a machine's monotonic clock on the clock of all.
+
+    Between two readings the offset goes along a line, and so does its error. Beyond the first and the last one it stays,
+    and the error grows with what two clocks may drift.
+    """
+
+    def __init__(self, anchors: list[tuple[int, int, int]], *, drift_ppm: int = _DRIFT_PPM) -> None:
+        """`anchors` are times of the monotonic clock, how far the other clock was ahead, and the error."""
+        self._anchors = sorted(anchors)
+        self._drift_ppm = drift_ppm
+        self._times = [at for at, _, _ in self._anchors]
+
+    def place(self, ns: int) -> tuple[int, int]:
+        after = bisect.bisect_right(self._times, ns)
+        first, ahead, error = self._anchors[max(after - 1, 0)]
+        if 0 < after < len(self._anchors):
+            last, ahead_then, error_then = self._anchors[after]
+            lasts, gone = last - first, ns - first
+            ahead += (ahead_then - ahead) * gone // lasts
+            error = (error * (lasts - gone) + error_then * gone) // lasts
+        else:
+            error += abs(ns - first) * self._drift_ppm // 1_000_000
+        return ns + ahead, error
+
+
+def set_clocks(owns: list[Own]) -> list[Own]:
+    """Gives each file the clock of its machine, and returns those that are placed by their wall clocks."""
+    machines: dict[object, list[Own]] = {}
+    for own in owns:
+        machines.setdefault(own.monotonic, []).append(own)
+    by_wall: list[Own] = []
+    for files in machines.values():
+        # One of them, so that what happened on one machine keeps its order to the nanosecond.
+        known = [file for file in files if any(reading.job_ns is not None for reading in file.readings)]
+        best = min(known, key=_error, default=None)
+        if best is not None:
+            anchors = [
+                (best.zero + reading.at_ns, reading.job_ns - reading.at_ns - best.zero, reading.error_ns)
+                for reading in best.readings
+                if reading.job_ns is not None
+            ]
+            clock = Clock(anchors)
+        else:
+            # Without a coordinator's clock the monotonic clock of the machine is the clock of all, from its wall clock on.
+            clock = Clock([(files[0].zero, files[0].base_ns - files[0].zero, 0)], drift_ppm=0)
+            by_wall += files
+        for file in files:
+            file.clock = clock
+    return by_wall if len(machines) > 1 else []
+
+
+def _error(file: Own) -> int:
+    errors = sorted(reading.error_ns for reading in file.readings if reading.job_ns is not None)
+    return errors[len(errors) // 2]
 
 
 def read(path: Path) -> Timeline:
@@ -105,37 +188,43 @@ def read(path: Path) -> Timeline:
     return Other(path, events, base_ns, about.get("host_name"))
 
 
-def merge(files: list[Timeline]) -> list[Event]:
-    """All events on one clock, under distinct processes. The first event says when the clock began."""
+def merge(files: list[Timeline]) -> tuple[list[Event], Merged]:
+    """All events on one clock, under distinct processes. The first one says when the clock began."""
     owns = [file for file in files if isinstance(file, Own)]
     others = [file for file in files if isinstance(file, Other)]
+    by_wall: list[Timeline] = [*set_clocks(owns)]
     for other in others:
         other.find_beside(owns)
+        if other.beside is None or other.beside in by_wall:
+            by_wall.append(other)
     taken: set[object] = set()
-    placed: list[tuple[int | None, Event]] = []
+    placed: list[tuple[tuple[int, int] | None, Event]] = []
     # First, because the processes of others get other numbers.
     for number, file in enumerate([*owns, *others]):
         placed += _place(file, _distinct(file.events, taken), arrows=number << 40)
-    begins = min((ns for ns, _ in placed if ns is not None), default=0)
-    merged: list[Event] = [
-        {"ph": "M", "pid": 0, "name": HEAD, "args": {"version": VERSION, "base_unix_ns": begins}},
-    ]
-    for ns, event in placed:
-        if ns is not None:
-            event["ts"] = (ns - begins) / 1000
+    times = [time for time, _ in placed if time is not None]
+    begins = min((ns for ns, _ in times), default=0)
+    error = None if by_wall else max((error for _, error in times), default=0) / 1e9
+    about = {"version": VERSION, "base_unix_ns": begins, "error_s": error}
+    merged: list[Event] = [{"ph": "M", "pid": 0, "name": HEAD, "args": about}]
+    for time, event in placed:
+        if time is not None:
+            event["ts"] = (time[0] - begins) / 1000
         merged.append(event)
-    return merged
+    return merged, Merged(error, tuple(file.path for file in by_wall))
 
 
-def _place(file: Timeline, numbers: dict[object, object], *, arrows: int) -> Iterator[tuple[int | None, Event]]:
-    """The events with their times, without those that describe the file."""
+def _place(
+    file: Timeline, numbers: dict[object, object], *, arrows: int
+) -> Iterator[tuple[tuple[int, int] | None, Event]]:
+    """The events with their times and errors, without those that describe the file."""
     for event in file.events:
         if event.get("name") in (HEAD, READING):
             continue
         moved = dict(event)
-        ns = None
+        time = None
         if (ts := _nanoseconds(event.get("ts"))) is not None:
-            ns = file.place(ts)
+            time = file.place(ts)
             if (length := _nanoseconds(event.get("dur"))) is not None:
                 # By the clock of the file: the wall clock may be set in the middle.
                 moved["dur"] = length / 1000
@@ -144,7 +233,7 @@ def _place(file: Timeline, numbers: dict[object, object], *, arrows: int) -> Ite
         # Arrows between events: the numbers of two programs mean different arrows.
         if isinstance(file, Other) and "id" in event:
             moved["id"] = event["id"] + arrows if isinstance(event["id"], int) else f"{arrows >> 40}:{event['id']}"
-        yield ns, moved
+        yield time, moved
 
 
 def _distinct(events: list[Event], taken: set[object]) -> dict[object, object]:
@@ -189,6 +278,14 @@ def _nanoseconds(micros: object) -> int | None:
     if isinstance(micros, _Exact) and micros - micros == 0:
         return int((Decimal(micros.text) * 1000).to_integral_value())
     return micros * 1000 if isinstance(micros, int) else None
+
+
+def _reading(path: Path, event: Event) -> Reading:
+    about = _arguments(path, event, at_ns=int, unix_ns=int)
+    if "job_ns" not in about:
+        return Reading(about["at_ns"], about["unix_ns"], None, 0)
+    about = _arguments(path, event, job_ns=int, error_ns=int)
+    return Reading(about["at_ns"], about["unix_ns"], about["job_ns"], about["error_ns"])
 
 
 def _arguments(path: Path, event: Event, **kinds: type) -> Event:

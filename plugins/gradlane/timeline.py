@@ -17,12 +17,13 @@ import contextlib
 import os
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from gradlane import _session
 
-__all__ = ["ClockOffset", "clock", "merge", "span", "start_timeline", "stop_timeline"]
+__all__ = ["ClockOffset", "Merged", "clock", "merge", "span", "start_timeline", "stop_timeline"]
 
 
 def start_timeline(path: str | os.PathLike[str]) -> Path:
@@ -93,14 +94,27 @@ def clock() -> ClockOffset | None:
     return None if known is None else ClockOffset(*known)
 
 
-def merge(*paths: str | os.PathLike[str], out: str | os.PathLike[str]) -> None:
+@dataclass(frozen=True)
+class Merged:
+    """What came of merging timelines."""
+
+    error: float | None
+    """How far a time may be off the coordinator's clock at most, in seconds. None if some files could only be placed by
+    the wall clocks of their hosts, which may differ by anything."""
+    by_wall_clock: tuple[Path, ...]
+    """Those files."""
+
+
+def merge(*paths: str | os.PathLike[str], out: str | os.PathLike[str]) -> Merged:
     """Merges several timelines into one file, such as those of all workers and of PyTorch's profiler.
 
-    All times become those of one clock; the first event of the file says when it began. A file of PyTorch's profiler is
-    placed by the timeline of the same process, or else of the same host, if one is given: it knows when somebody set the
-    wall clock. Processes of other programs' files get other numbers where theirs are in use, because PyTorch's profiler
+    All times become those of the coordinator's clock, whose offset the files of gradlane know; see `clock`. The first event
+    of the merged file says when it began. A file of PyTorch's profiler is placed by the timeline of the same process, or
+    else of the same host, if one is given: it knows what the wall clock showed there, and when somebody set it. Processes of other programs' files get other numbers where theirs are in use, because PyTorch's profiler
     gives small numbers to GPUs.
 
+    Returns:
+        How far times may be wrong, and which files could only be placed by the wall clocks of their hosts.
     Raises:
         InvalidArgumentError: a file is no timeline, or one of another version of gradlane.
     """
@@ -109,5 +123,6 @@ def merge(*paths: str | os.PathLike[str], out: str | os.PathLike[str]) -> None:
 
     from gradlane import _timeline_files
 
-    merged = _timeline_files.merge([_timeline_files.read(Path(path)) for path in paths])
-    Path(out).write_text(json.dumps(merged), encoding="utf-8")
+    events, merged = _timeline_files.merge([_timeline_files.read(Path(path)) for path in paths])
+    Path(out).write_text(json.dumps(events), encoding="utf-8")
+    return merged

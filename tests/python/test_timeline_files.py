@@ -86,14 +86,59 @@ def test_events_that_make_no_sense_are_kept_as_they_are(tmp_path):
     assert len(json.loads((tmp_path / "merged.json").read_text())) == 4
 
 
-def own(folder, rank, events, *, readings=((0, DAY),), process=70, host="a"):
-    """A file as workers write it."""
+def test_files_of_several_machines_are_placed_on_the_coordinators_clock(tmp_path):
+    # The wall clock of the second machine is a minute wrong, its monotonic clock began elsewhere and runs 200 ppm too fast.
+    first = own(tmp_path, 0, [span("first", 10e6, 1)], monotonic=("a", 5 * S), readings=[(0, DAY, DAY, 50_000)])
+    readings = [(at, DAY + 60 * S + at, DAY + at - at // 5_000, 20_000) for at in (0, 20 * S)]
+    second = own(tmp_path, 1, [span("second", 10e6, 1)], monotonic=("b", 900 * S), readings=readings, host="b")
+    theirs = other(tmp_path, [span("theirs", 0, 1, pid=70)], DAY + 70 * S, host="b")
+    merged = merge(tmp_path, first, second, theirs)
+    assert merged["first"]["ts"] - merged["second"]["ts"] == 2_000
+    assert merged["theirs"]["ts"] == merged["second"]["ts"], "through the wall clock of the second machine"
+    result = timeline.merge(first, second, theirs, out=tmp_path / "merged.json")
+    # Ten seconds after the only reading, the drift counts more than the reading's own error.
+    assert result == timeline.Merged(error=pytest.approx(50e-6 + 10 * 1200e-6), by_wall_clock=())
+
+
+def test_files_of_one_machine_keep_their_order_to_the_nanosecond(tmp_path):
+    # Both have measured the coordinator's clock, and not to the nanosecond. The better one places both.
+    worse = own(tmp_path, 0, [span("worse", 7, 1)], monotonic=("a", 5 * S), readings=[(0, DAY, DAY + 900_000, 900_000)])
+    better = own(tmp_path, 1, [span("better", 2, 1)], monotonic=("a", 5 * S + 3), readings=[(0, DAY, DAY + 7, 9)])
+    merged = merge(tmp_path, worse, better)
+    assert merged["worse"]["ts"] - merged["better"]["ts"] == 4.997
+    result = timeline.merge(worse, better, out=tmp_path / "merged.json")
+    assert result.error < 50e-9
+    unknown = own(tmp_path, 0, [span("worse", 7, 1)], monotonic=("a", 5 * S))
+    assert merge(tmp_path, unknown, better)["worse"]["ts"] == 4.997, "a file that knows nothing has its neighbour's clock"
+
+
+def test_files_that_do_not_know_the_coordinators_clock_are_named(tmp_path):
+    first = own(tmp_path, 0, [span("first", 1, 1)], monotonic=("a", 0), readings=[(0, DAY, DAY, 50)])
+    second = own(tmp_path, 1, [span("second", 2, 1)], monotonic=("b", 0))
+    theirs = other(tmp_path, [span("theirs", 0, 1, pid=7)], DAY, host="c")
+    result = timeline.merge(first, second, theirs, out=tmp_path / "merged.json")
+    assert result == timeline.Merged(error=None, by_wall_clock=(second, theirs))
+    alone = timeline.merge(second, out=tmp_path / "merged.json")
+    assert alone == timeline.Merged(error=0, by_wall_clock=()), "one machine has one clock"
+
+
+def test_between_two_readings_the_offset_and_its_error_go_along_a_line(tmp_path):
+    readings = [(0, DAY, DAY, 100_000), (10 * S, DAY + 10 * S, DAY + 10 * S + 1_000_000, 20_000)]
+    worker = own(tmp_path, 0, [span("start", 0, 1), span("middle", 5e6, 1), span("end", 10e6, 1)], readings=readings)
+    merged = merge(tmp_path, worker)
+    assert [merged[name]["ts"] for name in ("start", "middle", "end")] == [0, 5_000_500, 10_001_000]
+    assert timeline.merge(worker, out=tmp_path / "merged.json").error == 100e-6
+
+
+def own(folder, rank, events, *, readings=((0, DAY),), process=70, host="a", monotonic=(None, 0)):
+    """A file as workers write it. `readings` are times of the file, of the wall clock, and of the coordinator's clock."""
     about = {"version": 1, "base_unix_ns": DAY, "member": f"worker {rank}", "host": host, "process": process}
+    about |= {"monotonic": monotonic[0], "monotonic_ns": monotonic[1]} if monotonic[0] else {}
     head = [{"ph": "M", "pid": 2 * rank, "name": "gradlane_timeline", "args": about}]
-    for at_ns, unix_ns in readings:
-        args = {"at_ns": at_ns, "unix_ns": unix_ns}
+    for reading in readings:
+        args = dict(zip(("at_ns", "unix_ns", "job_ns", "error_ns"), reading))
         head.append({"ph": "M", "pid": 2 * rank, "name": "gradlane_clock", "args": args})
-    path = folder / f"worker-{rank}.json"
+    path = folder / f"worker-{rank}-{len(list(folder.iterdir()))}.json"
     path.write_text(json.dumps(head + [event | {"pid": 2 * rank} for event in events]))
     return path
 

@@ -162,7 +162,7 @@ impl Engine {
         }));
         let room = SubmitBudget::new(config.submit_bytes_max, bounds.call);
         let backend = Submissions::single(&shared);
-        let timeline = Timeline::new(clock, config.timeline_bytes_max);
+        let timeline = Timeline::new(clock, Some(job_clock.clone()), config.timeline_bytes_max);
         let waiting = Arc::new(Waiting(Arc::clone(&shared)));
         let stages = Arc::new(Stages::new(Arc::clone(&shared), dispatcher));
         let following = Following::start(Arc::clone(&shared), Arc::clone(&stages), config.clone(), socket)?;

@@ -51,6 +51,11 @@ impl Clock {
         WallReading { at: Time(at_ns.unsigned_abs()), unix_ns: u64::try_from(unix.as_nanos()).unwrap_or(u64::MAX) }
     }
 
+    /// When [`Time::ZERO`] was on the system's monotonic clock, in nanoseconds.
+    pub fn origin_monotonic_ns(self) -> i64 {
+        self.origin_monotonic_ns
+    }
+
     /// How long after [`Time::ZERO`] the system's monotonic clock shows `monotonic_ns`, in nanoseconds; negative before it. Python's
     /// `time.monotonic_ns()` reads that clock.
     pub fn since_origin_ns(self, monotonic_ns: i64) -> i64 {

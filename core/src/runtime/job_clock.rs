@@ -41,6 +41,12 @@ impl JobClock {
         Self { clock, offsets: Arc::default() }
     }
 
+    /// One of which these exchanges are known.
+    #[cfg(any(test, feature = "testing"))]
+    pub fn known(clock: Clock, offsets: Offsets) -> Self {
+        Self { clock, offsets: Arc::new(Mutex::new(offsets)) }
+    }
+
     /// What it shows when the clock of this process shows `at`, which is not before the last heartbeat. `None` before the coordinator has
     /// answered one.
     pub fn at(&self, at: Time) -> Option<JobTime> {

@@ -50,7 +50,7 @@ pub(crate) struct Alone {
 impl Alone {
     /// Begins the job.
     pub(crate) fn new(config: &Config, devices: Arc<dyn Device>) -> Result<Self> {
-        let timeline = Timeline::new(Clock::start(), config.timeline_bytes_max);
+        let timeline = Timeline::new(Clock::start(), None, config.timeline_bytes_max);
         if let Some(place) = &config.timeline {
             timeline.start(place, WorkerId(0))?;
         }

@@ -2,7 +2,8 @@
 //!
 //! Viewers read times as doubles of microseconds. Since 1970 those have steps of 0.25 µs, so spans would seem to leave those around them.
 //! So the times of a file count from the origin of the engine's clock, and the first line says when that was: `gradlane_timeline`. Further
-//! lines, `gradlane_clock`, say what the wall clock shows, every [`READINGS`] and at the end, because somebody may set it meanwhile.
+//! lines, `gradlane_clock`, say what the wall clock and the coordinator's clock show, every [`READINGS`] and at the end: somebody may set the
+//! first one meanwhile, and the second one drifts.
 //!
 //! The file is an array of events, a line each, that is closed at the end; viewers read one that is not. Whole lines are written whenever
 //! nothing more waits, so a process that is killed leaves a file that can be read. Memory is bounded by a channel, the file by a number of
@@ -23,11 +24,20 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 use super::subject::{Subject, Thread};
 use crate::error::{Error, Result};
 use crate::local::OwnThread;
-use crate::runtime::{Clock, WallReading, process};
+use crate::runtime::{Clock, JobClock, JobTime, WallReading, process};
 use crate::types::{Time, WorkerId};
 
 /// The version of the files. A reader that knows another one refuses them.
 const VERSION: u32 = 1;
+
+/// The clocks of a file.
+#[derive(Clone, Debug)]
+pub(super) struct Clocks {
+    /// That of its times.
+    pub(super) own: Clock,
+    /// That of the job, which is the coordinator's. Absent if there is none.
+    pub(super) job: Option<JobClock>,
+}
 
 /// One thing to write.
 #[derive(Debug)]
@@ -85,7 +95,7 @@ impl Writer {
     ///
     /// # Errors
     /// [`Error::Io`] with the path.
-    pub(super) fn open(path: &Path, rank: WorkerId, bytes_max: u64, clock: Clock) -> Result<Self> {
+    pub(super) fn open(path: &Path, rank: WorkerId, bytes_max: u64, clocks: Clocks) -> Result<Self> {
         let failed = |error: std::io::Error| Error::Io {
             what: format!("writing the timeline {}", path.display()),
             cause: error.to_string(),
@@ -99,7 +109,7 @@ impl Writer {
         let mut timeline = TimelineFile {
             file,
             rank,
-            clock,
+            clocks,
             text: String::new(),
             room: bytes_max,
             full: false,
@@ -141,8 +151,10 @@ impl Drop for Writer {
 const WRITING: Duration = Duration::from_secs(10);
 /// So many events wait at most: some 10 MiB.
 const EVENTS_WAITING_MAX: usize = 64 << 10;
-/// How often the file says what the wall clock shows.
+/// How often the file says what other clocks show.
 const READINGS: Duration = Duration::from_secs(5);
+/// How soon after a reading without the coordinator's clock, which is known when the coordinator has answered a heartbeat.
+const UNKNOWN: Duration = Duration::from_millis(500);
 /// The line of a reading is shorter.
 const READING_BYTES: u64 = 256;
 /// Written at once at most, more or less.
@@ -152,7 +164,7 @@ const TEXT_BYTES: usize = 64 << 10;
 struct TimelineFile {
     file: File,
     rank: WorkerId,
-    clock: Clock,
+    clocks: Clocks,
     /// Whole lines that are not written yet.
     text: String,
     /// Bytes that may still be written, the last line aside.
@@ -160,7 +172,7 @@ struct TimelineFile {
     /// Whether something did not fit: nothing more is written, because a timeline with holes would mislead.
     full: bool,
     lost: Arc<AtomicU64>,
-    /// When the wall clock is to be read again.
+    /// When other clocks are to be read again.
     next_reading: Time,
 }
 
@@ -168,11 +180,13 @@ impl TimelineFile {
     fn head(&mut self) -> std::io::Result<()> {
         let rank = self.rank;
         self.text.push_str("[\n");
-        let base = self.clock.read_wall().origin_unix_ns();
+        let base = self.clocks.own.read_wall().origin_unix_ns();
+        let monotonic_ns = self.clocks.own.origin_monotonic_ns();
+        let monotonic = serde_json::Value::from(process::monotonic_clock());
         let (pid, member, host) = (self.pid(Process::Script), text(&rank.to_string()), text(&process::host()));
         let process = std::process::id();
         self.line(format_args!(
-            r#""ph":"M","pid":{pid},"name":"gradlane_timeline","args":{{"version":{VERSION},"base_unix_ns":{base},"member":{member},"host":{host},"process":{process}}}"#
+            r#""ph":"M","pid":{pid},"name":"gradlane_timeline","args":{{"version":{VERSION},"base_unix_ns":{base},"member":{member},"host":{host},"process":{process},"monotonic":{monotonic},"monotonic_ns":{monotonic_ns}}}"#
         ));
         for (process, name) in [(Process::Script, ""), (Process::Gradients, ": gradients")] {
             let pid = self.pid(process);
@@ -188,7 +202,7 @@ impl TimelineFile {
 
     fn fill(mut self, events: &Receiver<Event>) {
         loop {
-            match events.recv_deadline(self.clock.instant(self.next_reading)) {
+            match events.recv_deadline(self.clocks.own.instant(self.next_reading)) {
                 Ok(event) => self.event(event),
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => break,
@@ -198,7 +212,7 @@ impl TimelineFile {
             {
                 self.event(event);
             }
-            if self.next_reading <= self.clock.now() {
+            if self.next_reading <= self.clocks.own.now() {
                 self.reading();
             }
             if let Err(error) = self.flush() {
@@ -209,16 +223,21 @@ impl TimelineFile {
         self.tail();
     }
 
-    /// Says what the wall clock shows, if there is room: nobody misses that in a file that is full.
+    /// Says what other clocks show, if there is room: nobody misses that in a file that is full.
     fn reading(&mut self) {
-        self.next_reading = self.clock.now() + READINGS;
+        let WallReading { at, unix_ns } = self.clocks.own.read_wall();
+        let job = self.clocks.job.as_ref().map(|job| job.at(at));
+        self.next_reading = at + if job == Some(None) { UNKNOWN } else { READINGS };
         if self.full || self.room < READING_BYTES {
             return;
         }
-        let WallReading { at, unix_ns } = self.clock.read_wall();
-        let (pid, at_ns) = (self.pid(Process::Script), at.0);
+        let (pid, at_ns, mut job_time) = (self.pid(Process::Script), at.0, String::new());
+        if let Some(JobTime { unix_ns, error }) = job.flatten() {
+            let error_ns = error.as_nanos();
+            write!(job_time, r#","job_ns":{unix_ns},"error_ns":{error_ns}"#).expect("a string takes everything");
+        }
         self.line(format_args!(
-            r#""ph":"M","pid":{pid},"name":"gradlane_clock","args":{{"at_ns":{at_ns},"unix_ns":{unix_ns}}}"#
+            r#""ph":"M","pid":{pid},"name":"gradlane_clock","args":{{"at_ns":{at_ns},"unix_ns":{unix_ns}{job_time}}}"#
         ));
     }
 

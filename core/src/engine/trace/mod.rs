@@ -1,8 +1,8 @@
 //! The timeline: what each task did and when, beside what the training script did, as a file for Perfetto or `chrome://tracing`.
 //!
 //! A row a part, in the order of priority, and a row a thread of the script. All times of a file are those of one monotonic clock, which
-//! nobody sets, so rows cannot be parted. Now and then the file says what the wall clock shows, so that the files of several workers, and
-//! those of other profilers, can be put on one axis. How the file is written is [`file`](mod@file)'s business.
+//! nobody sets, so rows cannot be parted. Now and then the file says what the coordinator's clock and the wall clock show, so that the files of
+//! several workers, and those of other profilers, can be put on one axis. How the file is written is [`file`](mod@file)'s business.
 
 mod file;
 mod subject;
@@ -14,27 +14,26 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, RwLock};
 
-use file::{Event, Of, Process, Span, Writer};
+use file::{Clocks, Event, Of, Process, Span, Writer};
 
 use crate::error::{Error, Result};
 use crate::pipeline::stage::Stage;
-use crate::runtime::Clock;
+use crate::runtime::{Clock, JobClock};
 use crate::sched::{Outcome, Task, TaskId};
 use crate::types::{PartId, Time, WorkerId};
 
 /// Where spans go while a file is open; nowhere else.
 #[derive(Debug)]
 pub struct Timeline {
-    /// That of the tasks.
-    clock: Clock,
+    clocks: Clocks,
     bytes_max: u64,
     writer: RwLock<Option<Writer>>,
 }
 
 impl Timeline {
-    /// No file yet; one takes at most `bytes_max` bytes. `clock` is that of the tasks.
-    pub fn new(clock: Clock, bytes_max: u64) -> Self {
-        Self { clock, bytes_max, writer: RwLock::new(None) }
+    /// No file yet; one takes at most `bytes_max` bytes. `clock` is that of the tasks, and `job` that of their job, if there is one.
+    pub fn new(clock: Clock, job: Option<JobClock>, bytes_max: u64) -> Self {
+        Self { clocks: Clocks { own: clock, job }, bytes_max, writer: RwLock::new(None) }
     }
 
     /// Opens the file of worker `rank`, and says which it is. `place` is a file name that ends in `.json`, before which the rank is put,
@@ -51,7 +50,7 @@ impl Timeline {
             });
         }
         let path = path_of(place, rank);
-        *writer = Some(Writer::open(&path, rank, self.bytes_max, self.clock)?);
+        *writer = Some(Writer::open(&path, rank, self.bytes_max, self.clocks.clone())?);
         Ok(path)
     }
 
@@ -70,8 +69,8 @@ impl Timeline {
                 process: Process::Script,
                 row: thread.id,
                 name,
-                start_ns: self.clock.since_origin_ns(start_ns),
-                end_ns: self.clock.since_origin_ns(end_ns),
+                start_ns: self.clocks.own.since_origin_ns(start_ns),
+                end_ns: self.clocks.own.since_origin_ns(end_ns),
                 of: None,
             }));
         }
