@@ -11,6 +11,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+from gradlane._timeline_sums import Placed, connect
 from gradlane.errors import InvalidArgumentError
 from gradlane.timeline import Merged
 
@@ -58,7 +59,7 @@ class Own(Timeline):
                 f"{path} is a timeline of another version of gradlane: {about['version']}, and not {VERSION}"
             )
         self.base_ns = about["base_unix_ns"]
-        self.host, self.process = about.get("host"), about.get("process")
+        self.host, self.process, self.member = about.get("host"), about.get("process"), str(about.get("member"))
         # Files of one machine have one clock. A file that cannot say which has one of its own.
         self.monotonic, self.zero = about.get("monotonic") or path, about.get("monotonic_ns", 0)
         self.readings = [_reading(path, event) for event in events if event.get("name") == READING]
@@ -169,13 +170,13 @@ def read(path: Path) -> Timeline:
     Raises:
         InvalidArgumentError: the file is no timeline.
     """
-    text = path.read_text(encoding="utf-8")
+    # What is no UTF-8 is the half of a character at the end of a file that was cut off.
+    text = path.read_text(encoding="utf-8", errors="replace")
     try:
         parsed = _parse(text)
-    except ValueError:
-        try:  # a process that was killed left it incomplete
-            parsed = _parse(text.rstrip().rstrip(",") + "]")
-        except ValueError as error:
+    except ValueError as error:
+        parsed = _parse_incomplete(text)
+        if parsed is None:
             raise InvalidArgumentError(f"{path} is no timeline: {error}") from error
     about = parsed if isinstance(parsed, dict) else {"traceEvents": parsed}
     listed, base_ns = about.get("traceEvents"), about.get("baseTimeNanoseconds", 0)
@@ -199,9 +200,15 @@ def merge(files: list[Timeline]) -> tuple[list[Event], Merged]:
             by_wall.append(other)
     taken: set[object] = set()
     placed: list[tuple[tuple[int, int] | None, Event]] = []
+    of_members: list[Placed] = []
     # First, because the processes of others get other numbers.
     for number, file in enumerate([*owns, *others]):
-        placed += _place(file, _distinct(file.events, taken), arrows=number << 40)
+        of_file = list(_place(file, _distinct(file.events, taken), arrows=number << 40))
+        if isinstance(file, Own):
+            of_members += [Placed(time and time[0], event, file.member) for time, event in of_file]
+        placed += of_file
+    arrows, violations = connect(of_members)
+    placed += [((ns, 0), event) for ns, event in arrows]
     times = [time for time, _ in placed if time is not None]
     begins = min((ns for ns, _ in times), default=0)
     error = None if by_wall else max((error for _, error in times), default=0) / 1e9
@@ -211,7 +218,7 @@ def merge(files: list[Timeline]) -> tuple[list[Event], Merged]:
         if time is not None:
             event["ts"] = (time[0] - begins) / 1000
         merged.append(event)
-    return merged, Merged(error, tuple(file.path for file in by_wall))
+    return merged, Merged(error, tuple(file.path for file in by_wall), tuple(violations))
 
 
 def _place(
@@ -222,6 +229,8 @@ def _place(
         if event.get("name") in (HEAD, READING):
             continue
         moved = dict(event)
+        if isinstance(moved.get("args"), dict):
+            moved["args"] = dict(moved["args"])
         time = None
         if (ts := _nanoseconds(event.get("ts"))) is not None:
             time = file.place(ts)
@@ -267,6 +276,17 @@ class _Exact(float):
         number = super().__new__(cls, text)
         number.text = text
         return number
+
+
+def _parse_incomplete(text: str) -> Any:
+    """The lines of a file whose writer was killed, or that was cut off while it was copied; None if it is no such file."""
+    whole = text.rstrip().rstrip(",")
+    for lines in (whole, whole[: whole.rfind("\n") + 1].rstrip().rstrip(",")):
+        try:
+            return _parse(lines + "]")
+        except ValueError:
+            pass
+    return None
 
 
 def _parse(text: str) -> Any:

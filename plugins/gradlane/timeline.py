@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 from gradlane import _session
 
-__all__ = ["ClockOffset", "Merged", "clock", "merge", "span", "start_timeline", "stop_timeline"]
+__all__ = ["ClockOffset", "Merged", "Violation", "clock", "merge", "span", "start_timeline", "stop_timeline"]
 
 
 def start_timeline(path: str | os.PathLike[str]) -> Path:
@@ -95,6 +95,15 @@ def clock() -> ClockOffset | None:
 
 
 @dataclass(frozen=True)
+class Violation:
+    """Two events in an order in which they cannot have been."""
+
+    what: str
+    seconds: float
+    """By how much one of their times is wrong at least."""
+
+
+@dataclass(frozen=True)
 class Merged:
     """What came of merging timelines."""
 
@@ -103,6 +112,9 @@ class Merged:
     the wall clocks of their hosts, which may differ by anything."""
     by_wall_clock: tuple[Path, ...]
     """Those files."""
+    violations: tuple[Violation, ...] = ()
+    """What cannot have been, the worst first, at most 100: a server had something before a worker sent it, or a worker
+    before the server. Times that are off by less than `error` explain those that are shorter than twice that."""
 
 
 def merge(*paths: str | os.PathLike[str], out: str | os.PathLike[str]) -> Merged:
@@ -113,8 +125,12 @@ def merge(*paths: str | os.PathLike[str], out: str | os.PathLike[str]) -> Merged
     else of the same host, if one is given: it knows what the wall clock showed there, and when somebody set it. Processes of other programs' files get other numbers where theirs are in use, because PyTorch's profiler
     gives small numbers to GPUs.
 
+    Rows of servers get the names of tensors from the files of workers. Arrows lead from each PUSH to the SUM of its server
+    and from there to each PULL.
+
     Returns:
-        How far times may be wrong, and which files could only be placed by the wall clocks of their hosts.
+        How far times may be wrong, which files could only be placed by the wall clocks of their hosts, and which events lie
+        in an order in which they cannot have been.
     Raises:
         InvalidArgumentError: a file is no timeline, or one of another version of gradlane.
     """

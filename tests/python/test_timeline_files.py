@@ -79,6 +79,17 @@ def test_a_timeline_of_another_version_or_without_its_clock_is_refused(tmp_path)
         merge(tmp_path, path)
 
 
+def test_a_file_that_was_cut_off_anywhere_is_read_up_to_its_last_whole_line(tmp_path):
+    events = json.loads(own(tmp_path, 0, [span("one", 1, 1), span("zwölf", 2, 1)]).read_text())
+    whole = ("[\n" + ",\n".join(json.dumps(event, ensure_ascii=False) for event in events)).encode()
+    last, cut = whole.rindex(b"\n"), tmp_path / "cut.json"
+    for length in range(last, len(whole)):
+        cut.write_bytes(whole[:length])
+        assert "one" in merge(tmp_path, cut)
+    cut.write_bytes(whole[:1])
+    timeline.merge(cut, out=tmp_path / "merged.json")
+
+
 def test_events_that_make_no_sense_are_kept_as_they_are(tmp_path):
     odd = ["text", {"ph": "X", "ts": "soon", "pid": [1]}, {"ph": "X", "ts": 1e400, "dur": None, "pid": None}, {}]
     path = other(tmp_path, json.dumps(odd), DAY)
@@ -130,16 +141,106 @@ def test_between_two_readings_the_offset_and_its_error_go_along_a_line(tmp_path)
     assert timeline.merge(worker, out=tmp_path / "merged.json").error == 100e-6
 
 
+def test_arrows_lead_from_a_push_to_its_sum_and_from_there_to_each_pull(tmp_path):
+    files = [worker(tmp_path, 0, push=10, pull=300), worker(tmp_path, 1, push=90, pull=320)]
+    result = timeline.merge(*files, server(tmp_path), out=tmp_path / "merged.json")
+    assert result == timeline.Merged(error=0, by_wall_clock=())
+    events = json.loads((tmp_path / "merged.json").read_text())
+    arrows = {}
+    for event in events:
+        if event["ph"] in ("s", "f"):
+            arrows.setdefault((event["name"], event["id"]), []).append((event["pid"], event["ts"]))
+    assert len(arrows) == 4 and len({id for _, id in arrows}) == 4
+    base = next(event["ts"] for event in events if event["name"] == "PUSH") - 10
+    ways = sorted((name, *[(pid, round(ts - base, 3)) for pid, ts in ends]) for (name, _), ends in arrows.items())
+    assert ways == [
+        ("pull", (SERVER, 120), (1, 299.999)),
+        ("pull", (SERVER, 120), (3, 319.999)),
+        ("push", (1, 10), (SERVER, 150)),
+        ("push", (3, 90), (SERVER, 200)),
+    ]
+    for ends in arrows.values():
+        assert ends[0][1] < ends[1][1], "forwards"
+
+
+def test_rows_of_servers_have_the_names_that_workers_know(tmp_path):
+    timeline.merge(worker(tmp_path, 0, push=10, pull=300), server(tmp_path), out=tmp_path / "merged.json")
+    events = json.loads((tmp_path / "merged.json").read_text())
+    rows = [event["args"]["name"] for event in events if event["name"] == "thread_name" and event["pid"] == SERVER]
+    assert rows == ["layer.weight [2]", "layer.weight [2] to workers"]
+
+
+def test_what_cannot_have_been_is_reported_with_the_worst_first(tmp_path):
+    files = [worker(tmp_path, 0, push=120, pull=300), worker(tmp_path, 1, push=90, pull=180)]
+    result = timeline.merge(*files, server(tmp_path), out=tmp_path / "merged.json")
+    of = "tensor layer.weight, part 2, round 5: "
+    assert [(violation.what, round(violation.seconds * 1e6, 3)) for violation in result.violations] == [
+        (of + "server 0 had the first byte of worker 0 before its PUSH began", 40),
+        (of + "the PULL of worker 1 ended before server 0 had the whole sum", 21),
+    ]
+
+
+def test_a_planted_skew_is_found_by_causality_and_taken_out_by_the_clock_of_the_job(tmp_path):
+    # The clock of the server began 3.7 s later than it says, and runs 200 ppm too slow.
+    skew = 3_700_000_000
+    times = [(at, DAY + skew + at, DAY + at + at // 5_000, 1_000) for at in (0, 10 * S)]
+    wrong = [reading[:2] for reading in times]
+    workers = [worker(tmp_path, rank, push=10, pull=300, job=True) for rank in range(2)]
+    skewed = timeline.merge(*workers, server(tmp_path, monotonic="b", readings=wrong), out=tmp_path / "merged.json")
+    assert len(skewed.by_wall_clock) == 1 and len(skewed.violations) == 2
+    assert skewed.violations[0].seconds == pytest.approx(3.7, abs=1e-3)
+    right = timeline.merge(*workers, server(tmp_path, monotonic="b", readings=times), out=tmp_path / "merged.json")
+    assert right.violations == () and right.error < 3e-6
+
+
+SERVER = 1 << 23
+PART = {"key": "00000000000000aa", "part": 2}
+
+
+def worker(folder, rank, *, push, pull, job=False):
+    """Of one sum: its PUSH begins at `push`, its PULL ends at `pull`, in microseconds."""
+    pid = 2 * rank + 1
+    row = {"ph": "M", "pid": pid, "tid": 4, "name": "thread_name"}
+    row["args"] = PART | {"name": "layer.weight [2]", "tensors": ["layer.weight"]}
+    about = PART | {"tensor": "layer.weight", "round": 5, "outcome": "done"}
+    spans = [(("PUSH", push, 30), pid), (("PULL", push + 30, pull - push - 30), pid)]
+    events = [row] + [span(*what, pid=pid) | {"tid": 4, "args": about} for what, pid in spans]
+    readings = [(0, DAY, DAY, 1_000)] if job else [(0, DAY)]
+    return file(folder, f"worker {rank}", events, readings=readings, monotonic=("a", 0))
+
+
+def server(folder, *, readings=((0, DAY),), monotonic="a"):
+    """Of the same sum. The first bytes come at 80 and 100 µs, the last ones at 150 and 200, and 1 µs later it is whole."""
+    rows = [("", 1), (" to workers", 2)]
+    events = [
+        {"ph": "M", "pid": SERVER, "tid": tid, "name": "thread_name", "args": PART | {"name": "00aa [2]" + what, "what": what}}
+        for what, tid in rows
+    ]
+    for name, rank, ts in (("FIRST", 0, 80), ("FIRST", 1, 100), ("LAST", 0, 150), ("LAST", 1, 200)):
+        moment = {"ph": "i", "s": "t", "name": f"{name} BYTE", "pid": SERVER, "tid": 1, "ts": ts}
+        events.append(moment | {"args": PART | {"round": 5, "worker": rank}})
+    for name, tid, ts, dur in (("SUM", 1, 80, 121), ("SEND", 2, 120, 220)):
+        about = PART | {"round": 5, "outcome": "published"}
+        events.append({"ph": "X", "name": name, "pid": SERVER, "tid": tid, "ts": ts, "dur": dur, "args": about})
+    return file(folder, "server 0", events, readings=readings, monotonic=(monotonic, 0))
+
+
 def own(folder, rank, events, *, readings=((0, DAY),), process=70, host="a", monotonic=(None, 0)):
     """A file as workers write it. `readings` are times of the file, of the wall clock, and of the coordinator's clock."""
-    about = {"version": 1, "base_unix_ns": DAY, "member": f"worker {rank}", "host": host, "process": process}
+    events = [event | {"pid": 2 * rank} for event in events]
+    return file(folder, f"worker {rank}", events, readings=readings, process=process, host=host, monotonic=monotonic)
+
+
+def file(folder, member, events, *, readings, monotonic, process=70, host="a"):
+    at_ns, unix_ns = readings[0][:2]
+    about = {"version": 1, "base_unix_ns": unix_ns - at_ns, "member": member, "host": host, "process": process}
     about |= {"monotonic": monotonic[0], "monotonic_ns": monotonic[1]} if monotonic[0] else {}
-    head = [{"ph": "M", "pid": 2 * rank, "name": "gradlane_timeline", "args": about}]
+    head = [{"ph": "M", "pid": 0, "name": "gradlane_timeline", "args": about}]
     for reading in readings:
         args = dict(zip(("at_ns", "unix_ns", "job_ns", "error_ns"), reading))
-        head.append({"ph": "M", "pid": 2 * rank, "name": "gradlane_clock", "args": args})
-    path = folder / f"worker-{rank}-{len(list(folder.iterdir()))}.json"
-    path.write_text(json.dumps(head + [event | {"pid": 2 * rank} for event in events]))
+        head.append({"ph": "M", "pid": 0, "name": "gradlane_clock", "args": args})
+    path = folder / f"{member}-{len(list(folder.iterdir()))}.json"
+    path.write_text(json.dumps(head + events))
     return path
 
 

@@ -13,6 +13,7 @@ mod operator;
 
 pub mod exporter;
 pub mod process;
+pub mod timeline;
 
 pub use clock::{Clock, WallReading};
 pub use inputs::{Heard, Inputs};

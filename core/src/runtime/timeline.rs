@@ -9,80 +9,84 @@
 //! nothing more waits, so a process that is killed leaves a file that can be read. Memory is bounded by a channel, the file by a number of
 //! bytes; what finds no room is counted, and the last line says how much that was.
 
-use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::fs::File;
 use std::io::Write as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 
-use super::subject::{Subject, Thread};
 use crate::error::{Error, Result};
 use crate::local::OwnThread;
 use crate::runtime::{Clock, JobClock, JobTime, WallReading, process};
-use crate::types::{Time, WorkerId};
+use crate::types::{PartId, ServerId, Time, WorkerId};
+
+mod event;
+
+pub use event::{Event, Group, Of, Span, Subject, Thread};
 
 /// The version of the files. A reader that knows another one refuses them.
 const VERSION: u32 = 1;
 
 /// The clocks of a file.
 #[derive(Clone, Debug)]
-pub(super) struct Clocks {
+pub struct Clocks {
     /// That of its times.
-    pub(super) own: Clock,
+    pub own: Clock,
     /// That of the job, which is the coordinator's. Absent if there is none.
-    pub(super) job: Option<JobClock>,
+    pub job: Option<JobClock>,
 }
 
-/// One thing to write.
-#[derive(Debug)]
-pub(super) enum Event {
-    /// What a part's row is called and where it lies.
-    Row { row: u64, subject: Subject, tensors: Arc<[String]> },
-    /// What a thread's row is called.
-    Thread { row: u64, name: String },
-    /// Something that took time.
-    Span(Span),
-}
-
-/// A group of rows.
+/// The process whose timeline it is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Process {
-    /// The threads of the training script.
-    Script,
-    /// The parts.
-    Gradients,
+pub enum Owner {
+    /// A worker, by its rank.
+    Worker(WorkerId),
+    /// A server, by its index.
+    Server(ServerId),
 }
 
-/// Something that took time.
-#[derive(Debug)]
-pub(super) struct Span {
-    pub(super) process: Process,
-    pub(super) row: u64,
-    pub(super) name: Cow<'static, str>,
-    /// Since the origin of the engine's clock.
-    pub(super) start_ns: i64,
-    pub(super) end_ns: i64,
-    /// Absent for the script's own.
-    pub(super) of: Option<Of>,
+impl Owner {
+    /// Where its timeline is written. `place` is a file name that ends in `.json`, before which the rank or `server-INDEX` is put, or else a
+    /// folder, in which it is `RANK/comm.json` or `server-INDEX/comm.json`.
+    pub fn path(self, place: &Path) -> PathBuf {
+        let name = match self {
+            Self::Worker(WorkerId(rank)) => rank.to_string(),
+            Self::Server(ServerId(index)) => format!("server-{index}"),
+        };
+        match place.extension() {
+            Some(extension) if extension == "json" => place.with_extension(format!("{name}.json")),
+            Some(_) | None => place.join(name).join("comm.json"),
+        }
+    }
+
+    /// Chrome's number for a group of rows; distinct for all members, so that files can be merged.
+    fn pid(self, group: Group) -> u32 {
+        match self {
+            Self::Worker(WorkerId(rank)) => 2 * rank + u32::from(group == Group::Parts),
+            Self::Server(ServerId(index)) => FIRST_SERVER + index,
+        }
+    }
+
+    /// Its groups of rows, with their names.
+    fn groups(self) -> Vec<(Group, String)> {
+        match self {
+            Self::Worker(rank) => vec![(Group::Script, rank.to_string()), (Group::Parts, format!("{rank}: gradients"))],
+            Self::Server(index) => vec![(Group::Parts, index.to_string())],
+        }
+    }
 }
 
-/// Which task a span is of, and what more there is to say of it.
-#[derive(Debug)]
-pub(super) struct Of {
-    pub(super) subject: Subject,
-    pub(super) tensors: Arc<[String]>,
-    pub(super) note: (&'static str, String),
-}
+/// Above the numbers of workers and of processes.
+const FIRST_SERVER: u32 = 1 << 23;
 
 /// An open file. Dropping it completes the file.
 #[derive(Debug)]
-pub(super) struct Writer {
+pub struct Writer {
     /// Taken when it is dropped.
     sender: Option<Sender<Event>>,
     lost: Arc<AtomicU64>,
@@ -95,7 +99,7 @@ impl Writer {
     ///
     /// # Errors
     /// [`Error::Io`] with the path.
-    pub(super) fn open(path: &Path, rank: WorkerId, bytes_max: u64, clocks: Clocks) -> Result<Self> {
+    pub fn open(path: &Path, owner: Owner, bytes_max: u64, clocks: Clocks) -> Result<Self> {
         let failed = |error: std::io::Error| Error::Io {
             what: format!("writing the timeline {}", path.display()),
             cause: error.to_string(),
@@ -108,7 +112,7 @@ impl Writer {
         let lost = Arc::new(AtomicU64::new(0));
         let mut timeline = TimelineFile {
             file,
-            rank,
+            owner,
             clocks,
             text: String::new(),
             room: bytes_max,
@@ -122,7 +126,7 @@ impl Writer {
     }
 
     /// Has an event written, unless so many wait that there is no room; whether there was. Never waits.
-    pub(super) fn send(&self, event: Event) -> bool {
+    pub fn send(&self, event: Event) -> bool {
         let sender = self.sender.as_ref().expect("taken by the drop only");
         let sent = sender.try_send(event).is_ok();
         if !sent {
@@ -132,7 +136,7 @@ impl Writer {
     }
 
     /// Names the row of a thread, once.
-    pub(super) fn thread(&self, thread: Thread<'_>) {
+    pub fn thread(&self, thread: Thread<'_>) {
         let mut known = self.threads.lock().expect("nobody panics while holding it");
         if !known.contains(&thread.id) && self.send(Event::Thread { row: thread.id, name: thread.name.to_owned() }) {
             known.insert(thread.id);
@@ -163,7 +167,7 @@ const TEXT_BYTES: usize = 64 << 10;
 /// The file as its thread sees it.
 struct TimelineFile {
     file: File,
-    rank: WorkerId,
+    owner: Owner,
     clocks: Clocks,
     /// Whole lines that are not written yet.
     text: String,
@@ -178,19 +182,21 @@ struct TimelineFile {
 
 impl TimelineFile {
     fn head(&mut self) -> std::io::Result<()> {
-        let rank = self.rank;
+        let owner = self.owner;
         self.text.push_str("[\n");
         let base = self.clocks.own.read_wall().origin_unix_ns();
         let monotonic_ns = self.clocks.own.origin_monotonic_ns();
         let monotonic = serde_json::Value::from(process::monotonic_clock());
-        let (pid, member, host) = (self.pid(Process::Script), text(&rank.to_string()), text(&process::host()));
-        let process = std::process::id();
+        let member = match owner {
+            Owner::Worker(rank) => text(&rank.to_string()),
+            Owner::Server(index) => text(&index.to_string()),
+        };
+        let (pid, host, process) = (self.own_pid(), text(&process::host()), std::process::id());
         self.line(format_args!(
             r#""ph":"M","pid":{pid},"name":"gradlane_timeline","args":{{"version":{VERSION},"base_unix_ns":{base},"member":{member},"host":{host},"process":{process},"monotonic":{monotonic},"monotonic_ns":{monotonic_ns}}}"#
         ));
-        for (process, name) in [(Process::Script, ""), (Process::Gradients, ": gradients")] {
-            let pid = self.pid(process);
-            let name = text(&format!("{rank}{name}"));
+        for (group, name) in owner.groups() {
+            let (pid, name) = (owner.pid(group), text(&name));
             self.line(format_args!(r#""ph":"M","pid":{pid},"name":"process_name","args":{{"name":{name}}}"#));
             self.line(format_args!(
                 r#""ph":"M","pid":{pid},"name":"process_sort_index","args":{{"sort_index":{pid}}}"#
@@ -231,7 +237,7 @@ impl TimelineFile {
         if self.full || self.room < READING_BYTES {
             return;
         }
-        let (pid, at_ns, mut job_time) = (self.pid(Process::Script), at.0, String::new());
+        let (pid, at_ns, mut job_time) = (self.own_pid(), at.0, String::new());
         if let Some(JobTime { unix_ns, error }) = job.flatten() {
             let error_ns = error.as_nanos();
             write!(job_time, r#","job_ns":{unix_ns},"error_ns":{error_ns}"#).expect("a string takes everything");
@@ -244,7 +250,7 @@ impl TimelineFile {
     fn tail(&mut self) {
         self.reading();
         let lost = self.lost.load(Ordering::Relaxed);
-        let pid = self.pid(Process::Script);
+        let pid = self.own_pid();
         // It has no comma after it, which the end of an array demands.
         writeln!(self.text, r#"{{"ph":"M","pid":{pid},"name":"events_lost","args":{{"count":{lost}}}}}"#)
             .expect("a string takes everything");
@@ -253,43 +259,45 @@ impl TimelineFile {
     }
 
     fn event(&mut self, event: Event) {
+        let pid = self.owner.pid(Group::Parts);
         match event {
             Event::Row { row, subject, tensors } => {
-                let pid = self.pid(Process::Gradients);
                 let (name, order) = (text(&label(&subject, &tensors)), -i64::from(subject.priority.0));
-                let tensors = serde_json::Value::from(tensors.to_vec());
+                let (part, tensors) = (Part(subject.part), serde_json::Value::from(tensors.to_vec()));
                 self.line(format_args!(
-                    r#""ph":"M","pid":{pid},"tid":{row},"name":"thread_name","args":{{"name":{name},"tensors":{tensors}}}"#
+                    r#""ph":"M","pid":{pid},"tid":{row},"name":"thread_name","args":{{"name":{name},{part},"tensors":{tensors}}}"#
                 ));
                 self.line(format_args!(
                     r#""ph":"M","pid":{pid},"tid":{row},"name":"thread_sort_index","args":{{"sort_index":{order}}}"#
                 ));
             }
+            Event::SumRow { row, part, what } => {
+                let (name, part) = (text(&format!("{} [{}]{what}", part.key, part.index)), Part(part));
+                self.line(format_args!(
+                    r#""ph":"M","pid":{pid},"tid":{row},"name":"thread_name","args":{{"name":{name},{part},"what":"{what}"}}"#
+                ));
+            }
             Event::Thread { row, name } => {
-                let (pid, name) = (self.pid(Process::Script), text(&name));
+                let (pid, name) = (self.owner.pid(Group::Script), text(&name));
                 self.line(format_args!(
                     r#""ph":"M","pid":{pid},"tid":{row},"name":"thread_name","args":{{"name":{name}}}"#
                 ));
             }
             Event::Span(span) => self.span(&span),
+            Event::Moment { row, name, at_ns, part, round, worker } => {
+                let (at, part, round, worker) = (Micros(at_ns), Part(part), round.0, worker.0);
+                self.line(format_args!(
+                    r#""ph":"i","s":"t","pid":{pid},"tid":{row},"name":"{name}","ts":{at},"cat":"sum","args":{{{part},"round":{round},"worker":{worker}}}"#
+                ));
+            }
         }
     }
 
     fn span(&mut self, span: &Span) {
-        let pid = self.pid(span.process);
+        let pid = self.owner.pid(span.group);
         let (name, row) = (text(&span.name), span.row);
         let (start, length) = (Micros(span.start_ns), Micros(span.end_ns.saturating_sub(span.start_ns).max(0)));
-        let mut details = String::new();
-        if let Some(Of { subject, tensors, note: (word, note) }) = &span.of {
-            let Subject { part, round, bytes, priority, server } = subject;
-            let (tensor, note) = (text(&gathered(tensors)), text(note));
-            write!(
-                details,
-                r#","cat":"task","args":{{"tensor":{tensor},"part":{},"round":{},"bytes":{bytes},"priority":{},"server":{},"{word}":{note}}}"#,
-                part.index, round.0, priority.0, server.0
-            )
-            .expect("a string takes everything");
-        }
+        let details = span.of.as_ref().map(details).unwrap_or_default();
         self.line(format_args!(
             r#""ph":"X","pid":{pid},"tid":{row},"name":{name},"ts":{start},"dur":{length}{details}"#
         ));
@@ -315,9 +323,40 @@ impl TimelineFile {
         written
     }
 
-    /// Chrome's name for a group of rows; distinct for all workers, so that files can be merged.
-    fn pid(&self, process: Process) -> u32 {
-        2 * self.rank.0 + u32::from(process == Process::Gradients)
+    /// The group that stands for the whole process.
+    fn own_pid(&self) -> u32 {
+        self.owner.pid(Group::Script)
+    }
+}
+
+/// What a span is about, as the rest of its event.
+fn details(of: &Of) -> String {
+    match of {
+        Of::Task { subject, tensors, note: (word, note) } => {
+            let Subject { part, round, bytes, priority, server } = subject;
+            let (tensor, note, part) = (text(&gathered(tensors)), text(note), Part(*part));
+            format!(
+                r#","cat":"task","args":{{"tensor":{tensor},{part},"round":{},"bytes":{bytes},"priority":{},"server":{},"{word}":{note}}}"#,
+                round.0, priority.0, server.0
+            )
+        }
+        Of::Sum { part, round, bytes, workers, outcome } => {
+            let (part, workers) = (Part(*part), workers.iter().map(|worker| worker.0).collect::<Vec<_>>());
+            let workers = serde_json::Value::from(workers);
+            format!(
+                r#","cat":"sum","args":{{{part},"round":{},"bytes":{bytes},"workers":{workers},"outcome":"{outcome}"}}"#,
+                round.0
+            )
+        }
+    }
+}
+
+/// A part, by which the events of workers and servers about one sum find each other.
+struct Part(PartId);
+
+impl std::fmt::Display for Part {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, r#""key":"{}","part":{}"#, self.0.key, self.0.index)
     }
 }
 

@@ -2,22 +2,19 @@
 //!
 //! A row a part, in the order of priority, and a row a thread of the script. All times of a file are those of one monotonic clock, which
 //! nobody sets, so rows cannot be parted. Now and then the file says what the coordinator's clock and the wall clock show, so that the files of
-//! several workers, and those of other profilers, can be put on one axis. How the file is written is [`file`](mod@file)'s business.
+//! several workers, and those of other profilers, can be put on one axis. How the file is written is the business of
+//! [`runtime::timeline`](crate::runtime::timeline).
 
-mod file;
-mod subject;
-
-pub(super) use subject::Subject;
-pub use subject::Thread;
+pub(super) use crate::runtime::timeline::Subject;
+pub use crate::runtime::timeline::Thread;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, RwLock};
 
-use file::{Clocks, Event, Of, Process, Span, Writer};
-
 use crate::error::{Error, Result};
 use crate::pipeline::stage::Stage;
+use crate::runtime::timeline::{Clocks, Event, Group, Of, Owner, Span, Writer};
 use crate::runtime::{Clock, JobClock};
 use crate::sched::{Outcome, Task, TaskId};
 use crate::types::{PartId, Time, WorkerId};
@@ -36,8 +33,7 @@ impl Timeline {
         Self { clocks: Clocks { own: clock, job }, bytes_max, writer: RwLock::new(None) }
     }
 
-    /// Opens the file of worker `rank`, and says which it is. `place` is a file name that ends in `.json`, before which the rank is put,
-    /// or else a folder, in which it is `RANK/comm.json`.
+    /// Opens the file of worker `rank`, and says which it is: see [`Owner::path`] for `place`.
     ///
     /// # Errors
     /// The file cannot be written, or one is open already.
@@ -49,8 +45,9 @@ impl Timeline {
                 hint: "stop it before another one is started".to_owned(),
             });
         }
-        let path = path_of(place, rank);
-        *writer = Some(Writer::open(&path, rank, self.bytes_max, self.clocks.clone())?);
+        let owner = Owner::Worker(rank);
+        let path = owner.path(place);
+        *writer = Some(Writer::open(&path, owner, self.bytes_max, self.clocks.clone())?);
         Ok(path)
     }
 
@@ -66,7 +63,7 @@ impl Timeline {
             writer.thread(thread);
             let name = name.to_owned().into();
             writer.send(Event::Span(Span {
-                process: Process::Script,
+                group: Group::Script,
                 row: thread.id,
                 name,
                 start_ns: self.clocks.own.since_origin_ns(start_ns),
@@ -184,26 +181,18 @@ impl TaskTrace {
         let start = since.max(row.until);
         row.until = until;
         self.timeline.send(Event::Span(Span {
-            process: Process::Gradients,
+            group: Group::Parts,
             row: number,
             name: name.into(),
             start_ns: since_origin_ns(start),
             end_ns: since_origin_ns(until),
-            of: Some(Of { subject, tensors, note }),
+            of: Some(Of::Task { subject, tensors, note }),
         }));
     }
 }
 
 fn since_origin_ns(time: Time) -> i64 {
     i64::try_from(time.0).unwrap_or(i64::MAX)
-}
-
-/// Where the timeline of worker `rank` is written.
-fn path_of(place: &Path, rank: WorkerId) -> PathBuf {
-    match place.extension() {
-        Some(extension) if extension == "json" => place.with_extension(format!("{}.json", rank.0)),
-        Some(_) | None => place.join(rank.0.to_string()).join("comm.json"),
-    }
 }
 
 const LOCK: &str = "nobody panics while holding the timeline";

@@ -2,7 +2,6 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use super::file::Writer;
 use super::*;
 use crate::cluster::{Exchange, Offsets};
 use crate::pipeline::{Duty, Pipeline, Route, Topology};
@@ -35,8 +34,9 @@ fn a_task_leaves_its_stages_and_what_they_were_of() {
         spans.iter().map(|span| (span["name"].as_str().unwrap(), span["dur"].as_f64().unwrap())).collect();
     assert_eq!(told, [("QUEUE", 10.0), ("PUSH", 20.0), ("PULL", 50.0)]);
     let args = &spans[1]["args"];
-    let of = ["tensor", "part", "round", "bytes", "priority", "server", "outcome"].map(|word| args[word].to_string());
-    assert_eq!(of, ["\"weight\"", "2", "5", "100", "-3", "1", "\"done\""]);
+    let words = ["tensor", "key", "part", "round", "bytes", "priority", "server", "outcome"];
+    let of = words.map(|word| args[word].to_string());
+    assert_eq!(of, ["\"weight\"", "\"0000000000000001\"", "2", "5", "100", "-3", "1", "\"done\""]);
     let begins: Vec<f64> = spans.iter().map(|span| span["ts"].as_f64().unwrap()).collect();
     assert_eq!(begins, [0.0, 10.0, 30.0], "microseconds since the clock began");
 }
@@ -164,7 +164,8 @@ fn a_full_file_says_how_much_is_missing() {
 fn a_file_that_nobody_completed_can_be_read() {
     let place = tempfile::tempdir().unwrap();
     let path = place.path().join("killed.json");
-    let writer = Writer::open(&path, WorkerId(1), 1 << 20, Clocks { own: Clock::start(), job: None }).unwrap();
+    let writer =
+        Writer::open(&path, Owner::Worker(WorkerId(1)), 1 << 20, Clocks { own: Clock::start(), job: None }).unwrap();
     // The head is there before `open` returns, and whole lines follow.
     let text = std::fs::read_to_string(&path).unwrap();
     let closed = format!("{}]", text.trim_end().trim_end_matches(','));
