@@ -11,6 +11,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+from gradlane._timeline_clock import Clock, Times
 from gradlane._timeline_sums import Placed, connect
 from gradlane.errors import InvalidArgumentError
 from gradlane.timeline import Merged
@@ -25,14 +26,14 @@ VERSION = 1
 
 
 class Timeline:
-    """A file of events. `place` gives a time of the file on the clock of all, in nanoseconds since 1970, and its error."""
+    """A file of events."""
 
     def __init__(self, path: Path, events: list[Event]) -> None:
         self.path = path
         self.events = events
 
-    def place(self, ns: int) -> tuple[int, int]:
-        """The time `ns` nanoseconds after the file's zero."""
+    def place(self, ns: int, length: int) -> Times:
+        """What began `ns` nanoseconds after the file's zero, and took `length`."""
         raise NotImplementedError
 
 
@@ -68,19 +69,22 @@ class Own(Timeline):
         self._walls = [reading.unix_ns for reading in self._by_wall]
         self.clock: Clock | None = None
 
-    def place(self, ns: int) -> tuple[int, int]:
+    def place(self, ns: int, length: int) -> Times:
         assert self.clock is not None, "clocks are set before events are placed"
-        return self.clock.place(self.zero + ns)
+        # Both ends, because spans that lie within each other must do so on a clock that runs a little faster.
+        start_ns, error_ns = self.clock.place(self.zero + ns)
+        end_ns, _ = self.clock.place(self.zero + ns + length)
+        return Times(start_ns, end_ns, error_ns)
 
-    def place_wall(self, unix_ns: int) -> tuple[int, int]:
-        """The time of the wall clock of this file's host, on the clock of all.
+    def place_wall(self, unix_ns: int, length: int) -> Times:
+        """What began at `unix_ns` by the wall clock of this file's host.
 
         Between two readings somebody may have set the wall clock; the last reading before `unix_ns` counts.
         """
         if not self._by_wall:
-            return unix_ns, 0
+            return Times(unix_ns, unix_ns + length, 0)
         reading = self._by_wall[max(bisect.bisect_right(self._walls, unix_ns) - 1, 0)]
-        return self.place(reading.at_ns + unix_ns - reading.unix_ns)
+        return self.place(reading.at_ns + unix_ns - reading.unix_ns, length)
 
 
 class Other(Timeline):
@@ -99,39 +103,11 @@ class Other(Timeline):
         same_process = [own for own in same_host if own.process in processes]
         self.beside = next(iter(same_process + (same_host if self.host is not None else [])), None)
 
-    def place(self, ns: int) -> tuple[int, int]:
+    def place(self, ns: int, length: int) -> Times:
         wall_ns = self.base_ns + ns
-        return (wall_ns, 0) if self.beside is None else self.beside.place_wall(wall_ns)
-
-
-_DRIFT_PPM = 1200
-"""As `RATE_MAX` of the engine's estimate."""
-
-
-class Clock:
-    """Places the times of a machine's monotonic clock on the clock of all.
-
-    Between two readings the offset goes along a line, and so does its error. Beyond the first and the last one it stays,
-    and the error grows with what two clocks may drift.
-    """
-
-    def __init__(self, anchors: list[tuple[int, int, int]], *, drift_ppm: int = _DRIFT_PPM) -> None:
-        """`anchors` are times of the monotonic clock, how far the other clock was ahead, and the error."""
-        self._anchors = sorted(anchors)
-        self._drift_ppm = drift_ppm
-        self._times = [at for at, _, _ in self._anchors]
-
-    def place(self, ns: int) -> tuple[int, int]:
-        after = bisect.bisect_right(self._times, ns)
-        first, ahead, error = self._anchors[max(after - 1, 0)]
-        if 0 < after < len(self._anchors):
-            last, ahead_then, error_then = self._anchors[after]
-            lasts, gone = last - first, ns - first
-            ahead += (ahead_then - ahead) * gone // lasts
-            error = (error * (lasts - gone) + error_then * gone) // lasts
-        else:
-            error += abs(ns - first) * self._drift_ppm // 1_000_000
-        return ns + ahead, error
+        if self.beside is None:
+            return Times(wall_ns, wall_ns + length, 0)
+        return self.beside.place_wall(wall_ns, length)
 
 
 def set_clocks(owns: list[Own]) -> list[Own]:
@@ -141,16 +117,15 @@ def set_clocks(owns: list[Own]) -> list[Own]:
         machines.setdefault(own.monotonic, []).append(own)
     by_wall: list[Own] = []
     for files in machines.values():
-        # One of them, so that what happened on one machine keeps its order to the nanosecond.
-        known = [file for file in files if any(reading.job_ns is not None for reading in file.readings)]
-        best = min(known, key=_error, default=None)
-        if best is not None:
-            anchors = [
-                (best.zero + reading.at_ns, reading.job_ns - reading.at_ns - best.zero, reading.error_ns)
-                for reading in best.readings
-                if reading.job_ns is not None
-            ]
-            clock = Clock(anchors)
+        # All files of a machine have one, so that what happened there keeps its order to the nanosecond.
+        readings = [
+            (file.zero + reading.at_ns, reading.job_ns - reading.at_ns - file.zero, reading.error_ns)
+            for file in files
+            for reading in file.readings
+            if reading.job_ns is not None
+        ]
+        if readings:
+            clock = Clock(readings)
         else:
             # Without a coordinator's clock the monotonic clock of the machine is the clock of all, from its wall clock on.
             clock = Clock([(files[0].zero, files[0].base_ns - files[0].zero, 0)], drift_ppm=0)
@@ -158,11 +133,6 @@ def set_clocks(owns: list[Own]) -> list[Own]:
         for file in files:
             file.clock = clock
     return by_wall if len(machines) > 1 else []
-
-
-def _error(file: Own) -> int:
-    errors = sorted(reading.error_ns for reading in file.readings if reading.job_ns is not None)
-    return errors[len(errors) // 2]
 
 
 def read(path: Path) -> Timeline:
@@ -199,50 +169,48 @@ def merge(files: list[Timeline]) -> tuple[list[Event], Merged]:
         if other.beside is None or other.beside in by_wall:
             by_wall.append(other)
     taken: set[object] = set()
-    placed: list[tuple[tuple[int, int] | None, Event]] = []
+    placed: list[tuple[Times | None, Event]] = []
     of_members: list[Placed] = []
     # First, because the processes of others get other numbers.
     for number, file in enumerate([*owns, *others]):
         of_file = list(_place(file, _distinct(file.events, taken), arrows=number << 40))
         if isinstance(file, Own):
-            of_members += [Placed(time and time[0], event, file.member) for time, event in of_file]
+            of_members += [Placed(times, event, file.member) for times, event in of_file]
         placed += of_file
     arrows, violations = connect(of_members)
-    placed += [((ns, 0), event) for ns, event in arrows]
-    times = [time for time, _ in placed if time is not None]
-    begins = min((ns for ns, _ in times), default=0)
-    error = None if by_wall else max((error for _, error in times), default=0) / 1e9
+    placed += [(Times(ns, ns, 0), event) for ns, event in arrows]
+    all_times = [times for times, _ in placed if times is not None]
+    begins = min((times.start_ns for times in all_times), default=0)
+    error = None if by_wall else max((times.error_ns for times in all_times), default=0) / 1e9
     about = {"version": VERSION, "base_unix_ns": begins, "error_s": error}
     merged: list[Event] = [{"ph": "M", "pid": 0, "name": HEAD, "args": about}]
-    for time, event in placed:
-        if time is not None:
-            event["ts"] = (time[0] - begins) / 1000
+    for times, event in placed:
+        if times is not None:
+            event["ts"] = (times.start_ns - begins) / 1000
         merged.append(event)
     return merged, Merged(error, tuple(file.path for file in by_wall), tuple(violations))
 
 
-def _place(
-    file: Timeline, numbers: dict[object, object], *, arrows: int
-) -> Iterator[tuple[tuple[int, int] | None, Event]]:
-    """The events with their times and errors, without those that describe the file."""
+def _place(file: Timeline, numbers: dict[object, object], *, arrows: int) -> Iterator[tuple[Times | None, Event]]:
+    """The events with their times, without those that describe the file."""
     for event in file.events:
         if event.get("name") in (HEAD, READING):
             continue
         moved = dict(event)
         if isinstance(moved.get("args"), dict):
             moved["args"] = dict(moved["args"])
-        time = None
+        times = None
         if (ts := _nanoseconds(event.get("ts"))) is not None:
-            time = file.place(ts)
-            if (length := _nanoseconds(event.get("dur"))) is not None:
-                # By the clock of the file: the wall clock may be set in the middle.
-                moved["dur"] = length / 1000
+            length = _nanoseconds(event.get("dur"))
+            times = file.place(ts, length or 0)
+            if length is not None:
+                moved["dur"] = (times.end_ns - times.start_ns) / 1000
         if "pid" in event:
             moved["pid"] = numbers[_process(event)]
         # Arrows between events: the numbers of two programs mean different arrows.
         if isinstance(file, Other) and "id" in event:
             moved["id"] = event["id"] + arrows if isinstance(event["id"], int) else f"{arrows >> 40}:{event['id']}"
-        yield time, moved
+        yield times, moved
 
 
 def _distinct(events: list[Event], taken: set[object]) -> dict[object, object]:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from gradlane._timeline_clock import Times
 from gradlane.timeline import Violation
 
 Event = dict[str, Any]
@@ -17,22 +18,27 @@ VIOLATIONS_MAX = 100
 
 @dataclass(frozen=True)
 class Placed:
-    """An event, and its time on the clock of all. What describes a row or a process has none."""
+    """An event, and its times on the clock of all. What describes a row or a process has none."""
 
-    ns: int | None
+    times: Times | None
     event: Event
     member: str
     """Whose file it is from, such as `worker 3`."""
 
     @property
+    def start_ns(self) -> int:
+        assert self.times is not None, "events of sums have times"
+        return self.times.start_ns
+
+    @property
     def end_ns(self) -> int:
-        length = self.event.get("dur")
-        return (self.ns or 0) + (round(length * 1000) if isinstance(length, (int, float)) else 0)
+        assert self.times is not None, "events of sums have times"
+        return self.times.end_ns
 
     def sum(self) -> Key | None:
         """The sum that it is about."""
         args = self.event.get("args")
-        if self.ns is None or not isinstance(args, dict):
+        if self.times is None or not isinstance(args, dict):
             return None
         key, part, round = args.get("key"), args.get("part"), args.get("round")
         is_one = isinstance(key, str) and isinstance(part, int) and isinstance(round, int)
@@ -102,29 +108,27 @@ def _connect(sum: _Sum, arrows: list[tuple[int, Event]]) -> None:
         if name == "SUM":
             for worker, push in sum.pushes.items():
                 last = sum.last_bytes.get(worker)
-                if last is not None and last.member == server and last.ns is not None:
-                    _arrow(arrows, "push", (push.ns, push.event), (last.ns, of_server))
+                if last is not None and last.member == server:
+                    _arrow(arrows, "push", (push.start_ns, push.event), (last.start_ns, of_server))
         else:
             for pull in sum.pulls.values():
                 # Inside of the span, because an arrow ends at what is there at its time.
-                _arrow(arrows, "pull", (span.ns, of_server), (max(pull.end_ns - 1, pull.ns or 0), pull.event))
+                _arrow(arrows, "pull", (span.start_ns, of_server), (max(pull.end_ns - 1, pull.start_ns), pull.event))
 
 
-def _arrow(
-    arrows: list[tuple[int, Event]], name: str, start: tuple[int | None, Event], end: tuple[int, Event]
-) -> None:
+def _arrow(arrows: list[tuple[int, Event]], name: str, start: tuple[int, Event], end: tuple[int, Event]) -> None:
     # Below the numbers of other programs' arrows.
     about = {"cat": "gradlane", "name": name, "id": len(arrows) // 2 + 1}
     for (ns, event), phase in ((start, {"ph": "s"}), (end, {"ph": "f", "bp": "e"})):
-        arrows.append((ns or 0, {**phase, **about, "pid": event["pid"], "tid": event["tid"]}))
+        arrows.append((ns, {**phase, **about, "pid": event["pid"], "tid": event["tid"]}))
 
 
 def _violations(sum: _Sum) -> Iterable[Violation]:
     for worker, push in sum.pushes.items():
         first = sum.first_bytes.get(worker)
-        if first is not None and first.ns is not None and push.ns is not None and first.ns < push.ns:
+        if first is not None and first.start_ns < push.start_ns:
             what = f"{first.member} had the first byte of {worker} before its PUSH began"
-            yield _violation(what, push, push.ns - first.ns)
+            yield _violation(what, push, push.start_ns - first.start_ns)
     for (server, name), span in sum.spans.items():
         if name == "SUM":
             for worker, pull in sum.pulls.items():

@@ -225,6 +225,28 @@ def server(folder, *, readings=((0, DAY),), monotonic="a"):
     return file(folder, "server 0", events, readings=readings, monotonic=(monotonic, 0))
 
 
+def test_a_good_reading_makes_those_around_it_better(tmp_path):
+    # The first one was made while the machine was busy.
+    readings = [(0, DAY, DAY + 15_000_000, 15_000_000), (S, DAY + S, DAY + S + 1_000, 2_000)]
+    path = own(tmp_path, 0, [span("outer", 0, 1e6), span("inner", 999_999.999, 0.001)], readings=readings)
+    result = timeline.merge(path, out=tmp_path / "merged.json")
+    # It says 0 to 30 ms, and the second one with a second of drift -1201 to 1203 µs.
+    assert result.error == pytest.approx(1_203e-6 / 2, abs=1e-6)
+    merged = merge(tmp_path, path)
+    # Spans stay within others, and last as long as before, but for the drift.
+    ends = [merged[name]["ts"] + merged[name]["dur"] for name in ("outer", "inner")]
+    assert ends[0] == pytest.approx(ends[1], abs=1e-4)
+    assert merged["outer"]["dur"] == pytest.approx(1e6, rel=1200e-6)
+
+
+def test_after_another_coordinator_has_taken_over_its_clock_counts(tmp_path):
+    readings = [(0, DAY, DAY, 1_000), (5 * S, DAY + 5 * S, DAY + 95 * S, 1_000), (9 * S, DAY + 9 * S, DAY + 99 * S, 1_000)]
+    path = own(tmp_path, 0, [span("before", 0, 1), span("after", 9e6, 1)], readings=readings)
+    merged = merge(tmp_path, path)
+    assert merged["after"]["ts"] - merged["before"]["ts"] == 9e6, "on one clock"
+    assert timeline.merge(path, out=tmp_path / "merged.json").error == pytest.approx(5 * 1200e-6, rel=0.01)
+
+
 def own(folder, rank, events, *, readings=((0, DAY),), process=70, host="a", monotonic=(None, 0)):
     """A file as workers write it. `readings` are times of the file, of the wall clock, and of the coordinator's clock."""
     events = [event | {"pid": 2 * rank} for event in events]
