@@ -9,7 +9,6 @@ use gradlane_core::engine::{FeedbackState, ParameterUse, Step, Thread};
 use gradlane_core::metrics::prometheus;
 use gradlane_core::runtime::{JobClock, WallOffset};
 use gradlane_core::types::{HostPlace, Passage, Priority, StoreAsk, TensorSpec};
-use gradlane_session::c::LentSession;
 use gradlane_session::{
     Completions, Found, JoinRequest, Lent, Place, access_named, config, dtype_named, published, tensor_bytes,
 };
@@ -403,13 +402,7 @@ impl Session {
 
     /// The integer by which op libraries submit to this session, through the functions at `engine_table()`. Valid as long as the session.
     fn lend(&self, py: Python<'_>) -> PyResult<u64> {
-        let parts = self.0.get(py)?;
-        if parts.lent.get().is_none() {
-            let lent = LentSession::new(Arc::clone(&parts.inner)).map_err(|error| errors::raise(py, &error))?;
-            // Another thread may have been first. Then this one ends.
-            let _ = parts.lent.set(lent);
-        }
-        Ok(parts.lent.get().expect("just set").key())
+        self.0.get(py)?.lend(py)
     }
 
     /// Counters since the start.
@@ -457,8 +450,7 @@ impl Session {
         }
     }
 
-    /// What to add to `time.time()` of this host to get the time of the coordinator's clock, and by how much that may be wrong, in seconds.
-    /// `None` before the coordinator has answered a heartbeat, and if there is none.
+    /// What to add to `time.time()` of this host for the time of the coordinator's clock, and its error, in seconds; `None` if not known.
     fn clock_offset(&self, py: Python<'_>) -> PyResult<Option<(f64, f64)>> {
         let offset = self.0.get(py)?.inner.job_clock().and_then(JobClock::ahead_of_wall);
         Ok(offset.map(|WallOffset { ns, error }| (ns as f64 / 1e9, error.as_secs_f64())))

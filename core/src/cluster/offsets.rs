@@ -120,8 +120,7 @@ impl Offsets {
                 high = high.min(late.high + beyond * (late.high - early.low));
             }
         }
-        let bounds = (zero.saturating_add(low.floor() as i64), zero.saturating_add(high.ceil() as i64));
-        (low <= high).then_some(bounds)
+        (low <= high).then(|| (zero.saturating_add(low.floor() as i64), zero.saturating_add(high.ceil() as i64)))
     }
 }
 
