@@ -330,7 +330,9 @@ class Session:
     def stop_timeline(self) -> None:
         """Completes the file; does nothing if no timeline is being recorded."""
     def record_span(self, thread: int, thread_name: str, name: str, start_ns: int, end_ns: int) -> None:
-        """Adds a span of a thread, in nanoseconds since 1970; does nothing if no timeline is being recorded."""
+        """Adds a span of a thread, in nanoseconds of `time.monotonic_ns()`; does nothing if no timeline is being recorded."""
+    def clock_offset(self) -> tuple[float, float] | None:
+        """What to add to `time.time()` for the coordinator's clock, and the error, in seconds; None if not known."""
     def next_ready(self, timeout: float) -> list[int]:
         """Ids of handles that `is_issued` became true for; waits for the first one, and is empty after `timeout`."""
     def agree_on_empty(self, name: str, dtype: str, shape: tuple[int, ...], reduction: _Reduction) -> Handle:

@@ -6,24 +6,24 @@
     gradlane.stop_timeline()
 
 The setting `timeline` records from `init()` on. The files are in Chrome's trace format and open in Perfetto
-(ui.perfetto.dev) and `chrome://tracing`; times are those of the wall clock, so that `merge` puts several workers, or
-PyTorch's profiler, into one picture. A process that was killed leaves a file that can still be read.
+(ui.perfetto.dev) and `chrome://tracing`. Their times are of a monotonic clock, and they say what the wall clock showed,
+so that `merge` puts several workers, or PyTorch's profiler, into one picture. A process that was killed leaves a file
+that can still be read.
 """
 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 from gradlane import _session
-from gradlane.errors import InvalidArgumentError
 
-__all__ = ["merge", "span", "start_timeline", "stop_timeline"]
+__all__ = ["ClockOffset", "Merged", "Violation", "clock", "merge", "span", "start_timeline", "stop_timeline"]
 
 
 def start_timeline(path: str | os.PathLike[str]) -> Path:
@@ -59,86 +59,86 @@ class _Span(contextlib.AbstractContextManager[None]):
         self._name, self._start = name, 0
 
     def __enter__(self) -> None:
-        self._start = time.time_ns()
+        self._start = time.monotonic_ns()
 
     def __exit__(self, *_: object) -> None:
-        record(self._name, self._start, time.time_ns())
+        record(self._name, self._start, time.monotonic_ns())
 
 
 def record(name: str, start_ns: int, end_ns: int) -> None:
-    """Shows past work of this thread; times are those of `time.time_ns()`."""
+    """Shows past work of this thread; times are those of `time.monotonic_ns()`."""
     if _session.is_initialized():
         thread = threading.current_thread()
         _session.session().record_span(thread.native_id or 0, thread.name, name, start_ns, end_ns)
 
 
-def merge(*paths: str | os.PathLike[str], out: str | os.PathLike[str]) -> None:
+class ClockOffset(NamedTuple):
+    """How far the coordinator's clock is ahead of the wall clock of this host."""
+
+    offset: float
+    """What to add to `time.time()` here to get the time of the coordinator's clock, in seconds."""
+    error: float
+    """The offset is wrong by at most so much, in seconds, if neither clock runs wrong by more than 1200 ppm."""
+
+
+def clock() -> ClockOffset | None:
+    """How far the coordinator's clock is ahead of the wall clock of this host.
+
+    The answers to heartbeats tell it, and the longer a job runs, the better it is known. The coordinator's clock began as
+    its wall clock at its start, and nobody sets it later. It is the clock of all members of the job.
+
+    Returns:
+        None before the coordinator has answered the first heartbeat, and in a job of one worker, which has none.
+    """
+    known = _session.session().clock_offset()
+    return None if known is None else ClockOffset(*known)
+
+
+@dataclass(frozen=True)
+class Violation:
+    """Two events in an order in which they cannot have been."""
+
+    what: str
+    seconds: float
+    """By how much one of their times is wrong at least."""
+
+
+@dataclass(frozen=True)
+class Merged:
+    """What came of merging timelines."""
+
+    error: float | None
+    """How far a time may be off the coordinator's clock at most, in seconds. None if some files could only be placed by
+    the wall clocks of their hosts, which may differ by anything."""
+    by_wall_clock: tuple[Path, ...]
+    """Those files."""
+    violations: tuple[Violation, ...] = ()
+    """What cannot have been, the worst first, at most 100: a server had something before a worker sent it, or a worker
+    before the server. Times that are off by less than `error` explain those that are shorter than twice that."""
+
+
+def merge(*paths: str | os.PathLike[str], out: str | os.PathLike[str]) -> Merged:
     """Merges several timelines into one file, such as those of all workers and of PyTorch's profiler.
 
-    All times become those of the wall clock. Processes of other programs' files get other numbers where theirs are in
-    use, because PyTorch's profiler gives small numbers to GPUs.
+    All times become those of the coordinator's clock, whose offset the files of gradlane know; see `clock`. The first event
+    of the merged file says when it began. A file of PyTorch's profiler is placed by the timeline of the same process, or
+    else of the same host, if one is given: it knows what the wall clock showed there, and when somebody set it. Processes of other programs' files get other numbers where theirs are in use, because PyTorch's profiler
+    gives small numbers to GPUs.
 
+    Rows of servers get the names of tensors from the files of workers. Arrows lead from each PUSH to the SUM of its server
+    and from there to each PULL.
+
+    Returns:
+        How far times may be wrong, which files could only be placed by the wall clocks of their hosts, and which events lie
+        in an order in which they cannot have been.
     Raises:
-        InvalidArgumentError: a file is no timeline.
+        InvalidArgumentError: a file is no timeline, or one of another version of gradlane.
     """
-    import json  # here, because importing gradlane has to be quick
-
-    parsed = [_read(Path(path)) for path in paths]
-    taken = {_process(event) for events, _, is_own in parsed if is_own for event in events}
-    merged: list[Any] = []
-    for number, (events, base_us, is_own) in enumerate(parsed):
-        if not is_own:
-            events = _moved(events, base_us, taken, flow_offset=number << 40)
-        merged += events
-    Path(out).write_text(json.dumps(merged), encoding="utf-8")
-
-
-def _moved(events: list[Any], base_us: float, taken: set[object], *, flow_offset: int) -> list[Any]:
-    """The events of another program's file at wall clock time, under process numbers that are not in `taken` yet."""
-    own: list[object] = list(dict.fromkeys(map(_process, events)))
-    free = itertools.count(_FIRST_FREE)
-    numbers: dict[object, object] = {}
-    for process in own:
-        numbers[process] = process if process not in taken else next(i for i in free if i not in taken and i not in own)
-    taken.update(numbers.values())
-    moved = []
-    for event in events:
-        if isinstance(event, dict):
-            event = dict(event)
-            if "ts" in event:
-                event["ts"] = event["ts"] + base_us
-            if "pid" in event:
-                event["pid"] = numbers[_process(event)]
-            # Arrows between events: the numbers of two files mean different arrows.
-            if isinstance(event.get("id"), int):
-                event["id"] += flow_offset
-        moved.append(event)
-    return moved
-
-
-_FIRST_FREE = 1 << 24
-"""Above the process numbers of Linux (at most 2^22), so that a new number looks like none."""
-
-
-def _process(event: Any) -> object:
-    return event.get("pid") if isinstance(event, dict) else None
-
-
-def _read(path: Path) -> tuple[list[Any], float, bool]:
-    """The events of a file, the microseconds to add to their times, and whether gradlane wrote the file."""
+    # Here, because importing gradlane has to be quick.
     import json
 
-    text = path.read_text(encoding="utf-8")
-    try:
-        parsed = json.loads(text)
-    except ValueError:
-        try:  # a process that was killed left it incomplete
-            parsed = json.loads(text.rstrip().rstrip(",") + "]")
-        except ValueError as error:
-            raise InvalidArgumentError(f"{path} is no timeline: {error}") from error
-    is_own = not isinstance(parsed, dict)
-    events = parsed if is_own else parsed.get("traceEvents")
-    base_ns = 0 if is_own else parsed.get("baseTimeNanoseconds", 0)
-    if not isinstance(events, list) or not isinstance(base_ns, int):
-        raise InvalidArgumentError(f"{path} is no timeline: it has no list of events")
-    return events, base_ns / 1000, is_own
+    from gradlane import _timeline_files
+
+    events, merged = _timeline_files.merge([_timeline_files.read(Path(path)) for path in paths])
+    Path(out).write_text(json.dumps(events), encoding="utf-8")
+    return merged

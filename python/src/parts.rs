@@ -36,6 +36,16 @@ impl Parts {
         Ok(handle)
     }
 
+    /// The integer by which op libraries submit to the session; the same each time.
+    pub(crate) fn lend(&self, py: Python<'_>) -> PyResult<u64> {
+        if self.lent.get().is_none() {
+            let lent = LentSession::new(Arc::clone(&self.inner)).map_err(|error| errors::raise(py, &error))?;
+            // Another thread may have been first. Then this one ends.
+            let _ = self.lent.set(lent);
+        }
+        Ok(self.lent.get().expect("just set").key())
+    }
+
     /// The handle of an operation, whose end the threads that wait for completions hear.
     pub(crate) fn watched(&self, operation: Operation) -> Handle {
         self.completions.watch(operation.handle());

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use gradlane_core::engine::{FeedbackState, ParameterUse, Step, Thread};
 use gradlane_core::metrics::prometheus;
+use gradlane_core::runtime::{JobClock, WallOffset};
 use gradlane_core::types::{HostPlace, Passage, Priority, StoreAsk, TensorSpec};
-use gradlane_session::c::LentSession;
 use gradlane_session::{
     Completions, Found, JoinRequest, Lent, Place, access_named, config, dtype_named, published, tensor_bytes,
 };
@@ -402,13 +402,7 @@ impl Session {
 
     /// The integer by which op libraries submit to this session, through the functions at `engine_table()`. Valid as long as the session.
     fn lend(&self, py: Python<'_>) -> PyResult<u64> {
-        let parts = self.0.get(py)?;
-        if parts.lent.get().is_none() {
-            let lent = LentSession::new(Arc::clone(&parts.inner)).map_err(|error| errors::raise(py, &error))?;
-            // Another thread may have been first. Then this one ends.
-            let _ = parts.lent.set(lent);
-        }
-        Ok(parts.lent.get().expect("just set").key())
+        self.0.get(py)?.lend(py)
     }
 
     /// Counters since the start.
@@ -448,12 +442,18 @@ impl Session {
         Ok(())
     }
 
-    /// Adds a span of a thread, in nanoseconds since 1970, to the timeline; does nothing if no timeline is being recorded,
+    /// Adds a span of a thread, in nanoseconds of `time.monotonic_ns()`, to the timeline; does nothing if no timeline is being recorded,
     /// and in a forked child.
-    fn record_span(&self, thread: u64, thread_name: &str, name: &str, start_ns: u64, end_ns: u64) {
+    fn record_span(&self, thread: u64, thread_name: &str, name: &str, start_ns: i64, end_ns: i64) {
         if let Some(parts) = self.0.find() {
             parts.inner.timeline().record(Thread { id: thread, name: thread_name }, name, start_ns, end_ns);
         }
+    }
+
+    /// What to add to `time.time()` of this host for the time of the coordinator's clock, and its error, in seconds; `None` if not known.
+    fn clock_offset(&self, py: Python<'_>) -> PyResult<Option<(f64, f64)>> {
+        let offset = self.0.get(py)?.inner.job_clock().and_then(JobClock::ahead_of_wall);
+        Ok(offset.map(|WallOffset { ns, error }| (ns as f64 / 1e9, error.as_secs_f64())))
     }
 
     /// Ids of operations that became ready since the last call: `follow` of their handles returns at once. Waits up to `timeout` seconds for

@@ -174,7 +174,7 @@ const DATA_PATH: [&str; 10] = [
 ///
 /// The arena copies short batches of encrypted packets, because a single packet would otherwise hold a buffer of 64 KiB.
 const BESIDE_THE_DATA_PATH: [&str; 6] = [
-    "core/src/engine/trace/",
+    "core/src/runtime/timeline",
     "core/src/transport/quic/control/",
     "core/src/transport/quic/data/arena.rs",
     "core/src/transport/quic/enroll.rs",

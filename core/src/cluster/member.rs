@@ -15,6 +15,7 @@ use super::contact::Contact;
 use super::declarations::Answered;
 use super::line::{Due, Line};
 use super::obeying::Obeying;
+use super::offsets::Offsets;
 use super::requests::{Requests, left};
 use super::{MemberCommand, MemberConfig, MemberEvent};
 
@@ -41,6 +42,7 @@ pub struct Member {
     requests: Requests,
     progress: Progress,
     round_trip: Option<Duration>,
+    offsets: Offsets,
     index: Option<u32>,
     view: Option<View>,
     /// When it said last why the job has not formed.
@@ -97,6 +99,7 @@ impl Member {
             requests: Requests::default(),
             progress: Progress::default(),
             round_trip: None,
+            offsets: Offsets::default(),
             index: None,
             view: None,
             said_why: None,
@@ -165,8 +168,7 @@ impl Member {
         match frame {
             Frame::View(view) => self.handle_view(now, view),
             Frame::Refused(error) => self.conclude(error, Some(Frame::Leave)),
-            Frame::HeartbeatAck { sent } if sent <= now => self.round_trip = Some(now.since(sent)),
-            Frame::HeartbeatAck { .. } => self.fail_protocol("clock", "lies ahead of this process's own"),
+            Frame::HeartbeatAck { sent, times } => self.handle_ack(now, sent, times),
             Frame::Declared { request, outcome } => {
                 let answer = self.requests.declared(request, outcome);
                 self.settle(answer);

@@ -22,6 +22,7 @@ mod entries;
 mod line;
 mod member;
 mod obeying;
+mod offsets;
 mod requests;
 mod steps;
 
@@ -30,6 +31,7 @@ pub mod ticks;
 pub use contact::{Contact, ContactTerms, Patience};
 pub use entries::Entries;
 pub use member::Member;
+pub use offsets::{Exchange, Offset, Offsets};
 pub use steps::{Begin, Steps, left_at};
 
 /// The identity of a process in a job, and its timeouts.

@@ -296,7 +296,7 @@ knobs! {
     "Log" {
         /// Level or filter of the log, such as info or info,gradlane_core::sched=trace.
         log: LogFilter = "warn", alias "BYTEPS_LOG_LEVEL";
-        /// Timeline of a worker in Chrome's trace format: a file name that ends in .json, before which the rank is put, or a folder; none if absent.
+        /// Timeline of a worker or a server in Chrome's trace format: a file name that ends in .json, before which the rank is put, or a folder; none if absent.
         timeline: Optional<Path> = "", alias "BYTEPS_TRACE_DIR";
         /// Size at which a timeline ends.
         timeline_bytes_max: Bytes = "256 MiB" in "64 KiB" to "64 GiB";

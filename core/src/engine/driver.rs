@@ -29,7 +29,7 @@ use crate::identity::Credentials;
 use crate::local::{Progress, Segment};
 use crate::mem::{Copies, Doubt};
 use crate::runtime::exporter::{Exporter, Exposure, Standing};
-use crate::runtime::{Clock, Membership, MembershipOptions, Timer};
+use crate::runtime::{Clock, JobClock, Membership, MembershipOptions, Timer};
 use crate::sched::SchedulerConfig;
 use crate::transport::Transport;
 use crate::types::{Address, Demand, DeviceKind, Scheme, TensorSpec, Time, WorkerId, WorkersKey};
@@ -67,6 +67,7 @@ pub struct Engine {
     pub(super) room: Arc<SubmitBudget>,
     backend: Arc<dyn HandleBackend>,
     timeline: Arc<Timeline>,
+    job_clock: JobClock,
     /// While the exporter of this process shows it.
     pub(super) exposure: Mutex<Option<Exposure>>,
     /// How many workers the job began with.
@@ -151,6 +152,7 @@ impl Engine {
                 }
             },
         )?;
+        let job_clock = membership.job_clock().clone();
         *locked(&shared.membership) = Some(membership);
         let watched = Arc::downgrade(&shared);
         shared.transport.watch(Arc::new(move |cause| {
@@ -160,7 +162,7 @@ impl Engine {
         }));
         let room = SubmitBudget::new(config.submit_bytes_max, bounds.call);
         let backend = Submissions::single(&shared);
-        let timeline = Timeline::new(clock, config.timeline_bytes_max);
+        let timeline = Timeline::new(clock, Some(job_clock.clone()), config.timeline_bytes_max);
         let waiting = Arc::new(Waiting(Arc::clone(&shared)));
         let stages = Arc::new(Stages::new(Arc::clone(&shared), dispatcher));
         let following = Following::start(Arc::clone(&shared), Arc::clone(&stages), config.clone(), socket)?;
@@ -175,6 +177,7 @@ impl Engine {
             room: Arc::new(room),
             backend,
             timeline: Arc::new(timeline),
+            job_clock,
             exposure: Mutex::new(exposure),
             first_size,
             leaving: Mutex::default(),
@@ -276,6 +279,11 @@ impl Engine {
     /// The timeline, for the caller's own spans.
     pub fn timeline(&self) -> &Timeline {
         &self.timeline
+    }
+
+    /// The clock of the job, also after [`shutdown`](Self::shutdown).
+    pub fn job_clock(&self) -> &JobClock {
+        &self.job_clock
     }
 
     /// The limit of an operation on a tensor that begins now with this timeout.

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crossbeam_channel::{Sender, unbounded};
 
-use super::{Clock, Heard, Inputs};
+use super::{Clock, Heard, Inputs, JobClock};
 use crate::cluster::{Member, MemberCommand, MemberConfig, MemberEvent, Patience};
 use crate::error::{Error, Result};
 use crate::identity::{Credentials, Renewal};
@@ -25,6 +25,7 @@ use crate::wire::frame::{Frame, Progress, Stall, Status};
 pub struct Membership {
     inputs: Sender<Input>,
     workers_key: Arc<OnceLock<WorkersKey>>,
+    job_clock: JobClock,
     thread: OwnThread,
 }
 
@@ -77,6 +78,7 @@ impl Membership {
     ) -> Result<Self> {
         let (inputs, received) = unbounded();
         let workers_key = Arc::new(OnceLock::new());
+        let job_clock = JobClock::new(clock);
         let mut driver = Driver {
             member: Member::new(
                 MemberConfig { coordinator: options.coordinator.clone(), ..options.member },
@@ -88,6 +90,7 @@ impl Membership {
             renewal: Renewal::default(),
             inputs: inputs.clone(),
             workers_key: Arc::clone(&workers_key),
+            job_clock: job_clock.clone(),
             link: None,
             dials: 0,
             declarations: BTreeMap::new(),
@@ -97,12 +100,17 @@ impl Membership {
             events: Box::new(events),
         };
         let thread = OwnThread::start("gl-membership", move || driver.run_guarded(Inputs::new(received, clock)))?;
-        Ok(Self { inputs, workers_key, thread })
+        Ok(Self { inputs, workers_key, job_clock, thread })
     }
 
     /// The key that the coordinator gave the workers of the job. A worker has it from [`MemberEvent::Joined`] on, other processes never.
     pub fn workers_key(&self) -> Option<WorkersKey> {
         self.workers_key.get().cloned()
+    }
+
+    /// The clock of the job.
+    pub fn job_clock(&self) -> &JobClock {
+        &self.job_clock
     }
 
     /// Declares tensors. `done` gets every part that holds bytes of them.
@@ -224,6 +232,7 @@ struct Driver {
     renewal: Renewal,
     inputs: Sender<Input>,
     workers_key: Arc<OnceLock<WorkersKey>>,
+    job_clock: JobClock,
     link: Option<ControlLink>,
     /// Counts dials, so that late events of an earlier connection can be recognised.
     dials: u64,
@@ -300,7 +309,13 @@ impl Driver {
         match input {
             Input::Control { dial, .. } if dial != self.dials => {}
             Input::Control { event: ControlEvent::Connected, .. } => self.member.handle_connected(now),
-            Input::Control { event: ControlEvent::Frame(frame, _waiting), .. } => self.member.handle_frame(now, frame),
+            Input::Control { event: ControlEvent::Frame(frame, _waiting), .. } => {
+                let is_ack = matches!(frame, Frame::HeartbeatAck { .. });
+                self.member.handle_frame(now, frame);
+                if is_ack {
+                    self.job_clock.follow(self.member.offsets());
+                }
+            }
             Input::Control { event: ControlEvent::Closed(reason), .. } => {
                 self.link = None;
                 self.member.handle_disconnected(now, reason);

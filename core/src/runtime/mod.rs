@@ -7,14 +7,17 @@ mod clock;
 mod inputs;
 mod timer;
 
+mod job_clock;
 mod membership;
 mod operator;
 
 pub mod exporter;
 pub mod process;
+pub mod timeline;
 
-pub use clock::Clock;
+pub use clock::{Clock, WallReading};
 pub use inputs::{Heard, Inputs};
+pub use job_clock::{JobClock, JobTime, WallOffset};
 pub use membership::{Membership, MembershipOptions, Reporter, status};
 pub use operator::Operator;
 pub use timer::Timer;

@@ -74,6 +74,14 @@ pub fn told_by_kernel(proc: &Path) -> Result<String, PathBuf> {
     Ok(format!("{} {} {} {user}", boot.trim(), network.display(), files.display()))
 }
 
+/// A name of this process's monotonic clock: processes with the same name have the same clock. `None` if the kernel does not tell.
+pub fn monotonic_clock() -> Option<String> {
+    let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
+    // A time namespace moves the clock. A kernel that has none shows none.
+    let namespace = fs::read_link("/proc/self/ns/time").unwrap_or_default();
+    Some(format!("{} {}", boot.trim(), namespace.display()))
+}
+
 /// Draws a random identity for this run of the process.
 ///
 /// # Panics

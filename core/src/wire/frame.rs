@@ -146,6 +146,8 @@ pub enum Frame {
     HeartbeatAck {
         /// The value from the heartbeat.
         sent: Time,
+        /// The same moments on the coordinator's clock.
+        times: AckTimes,
     },
     /// Answers a declaration: every part that holds bytes of the declared tensors.
     Declared {
@@ -293,6 +295,18 @@ pub struct Progress {
     pub pending: u32,
     /// Bytes of exchanges in flight.
     pub bytes_in_flight: u64,
+}
+
+/// When a heartbeat was answered, by the coordinator's clock. From it and its own times a member knows how far that clock is ahead of its
+/// own: [`Offsets`](crate::cluster::Offsets).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct AckTimes {
+    /// When the coordinator received the heartbeat.
+    pub received: Time,
+    /// When it sent the answer; not before `received`.
+    pub answered: Time,
+    /// When its clock began, by its wall clock at its start, in nanoseconds since 1970. A coordinator that takes over has another clock.
+    pub began_unix_ns: u64,
 }
 
 /// A round that waits.

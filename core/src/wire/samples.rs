@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::Frame;
-use super::frame::{Forming, Health, Hold, Join, MemberStatus, Names, Progress, Stall, Status};
+use super::frame::{AckTimes, Forming, Health, Hold, Join, MemberStatus, Names, Progress, Stall, Status};
 use crate::error::{Claim, ERRORS, Error, ErrorKind, FieldSource, Tensors};
 use crate::types::{
     Address, CheckpointAsk, Checkpointed, ClockKey, ClockStep, Closing, Control, ControlAnswer, ControlCommand, DType,
@@ -105,7 +105,10 @@ pub fn frames() -> Vec<Frame> {
         Frame::View(view(Phase::FormsAgain)),
         Frame::View(view(Phase::Restores(Error::Cancelled))),
         Frame::Refused(Error::Fenced { current: Epoch { term: 1, number: 2 } }),
-        Frame::HeartbeatAck { sent: Time(5) },
+        Frame::HeartbeatAck {
+            sent: Time(5),
+            times: AckTimes { received: Time(6), answered: Time(7), began_unix_ns: 8 },
+        },
         Frame::Declared { request: 9, outcome: Ok(vec![part()]) },
         Frame::Declared { request: 9, outcome: Err(Error::Cancelled) },
         Frame::Undeclared { request: 11 },

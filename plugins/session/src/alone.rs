@@ -14,6 +14,7 @@ use gradlane_core::engine::{
 use gradlane_core::mem::Doubt;
 use gradlane_core::metrics::Instance;
 use gradlane_core::runtime::exporter::{Exporter, Exposure};
+use gradlane_core::runtime::{Clock, JobClock};
 use gradlane_core::types::{
     CheckpointAsk, Checkpointed, HostPlace, StoreAnswer, StoreAsk, TensorSpec, Tick, Ticked, WorkerId, WorkersKey,
 };
@@ -49,7 +50,7 @@ pub(crate) struct Alone {
 impl Alone {
     /// Begins the job.
     pub(crate) fn new(config: &Config, devices: Arc<dyn Device>) -> Result<Self> {
-        let timeline = Timeline::new(gradlane_core::runtime::Clock::start(), config.timeline_bytes_max);
+        let timeline = Timeline::new(Clock::start(), None, config.timeline_bytes_max);
         if let Some(place) = &config.timeline {
             timeline.start(place, WorkerId(0))?;
         }
@@ -286,6 +287,10 @@ impl Place for Alone {
 
     fn timeline(&self) -> &Timeline {
         &self.timeline
+    }
+
+    fn job_clock(&self) -> Option<&JobClock> {
+        None
     }
 
     fn settle(&self, timeout: Option<Duration>) -> Result<()> {

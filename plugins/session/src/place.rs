@@ -10,6 +10,7 @@ use gradlane_core::engine::{
 };
 use gradlane_core::mem::Doubt;
 use gradlane_core::metrics::Instance;
+use gradlane_core::runtime::JobClock;
 use gradlane_core::types::{
     CheckpointAsk, Checkpointed, HostPlace, StoreAnswer, StoreAsk, TensorSpec, Tick, Ticked, WorkersKey,
 };
@@ -100,6 +101,9 @@ pub(crate) trait Place: Send + Sync {
     fn stop_timeline(&self);
 
     fn timeline(&self) -> &Timeline;
+
+    /// The clock of the job; `None` if this worker is the only one, which has no coordinator.
+    fn job_clock(&self) -> Option<&JobClock>;
 
     fn settle(&self, timeout: Option<Duration>) -> Result<()>;
 
@@ -268,6 +272,10 @@ impl Place for Engine {
 
     fn timeline(&self) -> &Timeline {
         self.timeline()
+    }
+
+    fn job_clock(&self) -> Option<&JobClock> {
+        Some(self.job_clock())
     }
 
     fn settle(&self, timeout: Option<Duration>) -> Result<()> {

@@ -13,7 +13,7 @@ use gradlane_core::identity::Credentials;
 use gradlane_core::mem::{Copies, Doubt};
 use gradlane_core::metrics::Instance;
 use gradlane_core::runtime::exporter::Exporter;
-use gradlane_core::runtime::process;
+use gradlane_core::runtime::{JobClock, process};
 use gradlane_core::transport::router::Router;
 use gradlane_core::types::{
     CheckpointAsk, Checkpointed, HostPlace, Participants, Role, StoreAnswer, StoreAsk, TensorSpec, Tick, Ticked,
@@ -458,6 +458,11 @@ impl Session {
     /// The timeline, for spans of the caller.
     pub fn timeline(&self) -> &Timeline {
         self.place.timeline()
+    }
+
+    /// The clock that all members of the job share. `None` if this worker is the only one, which has no coordinator.
+    pub fn job_clock(&self) -> Option<&JobClock> {
+        self.place.job_clock()
     }
 
     /// Waits until all operations have ended for which streams wait, at most for `timeout`; see [`Engine::settle`].

@@ -40,7 +40,7 @@ use disk::Files;
 use journal::{Journal, kept};
 use probe::Probe;
 use questions::Questions;
-use telling::{tells, told};
+use telling::{stamped, tells, told};
 
 /// A running coordinator.
 pub struct CoordinatorNode {
@@ -136,12 +136,14 @@ impl CoordinatorNode {
         let told = inputs.clone();
         let done = move |number, outcome| drop(told.send(Input::Disk { number, outcome }));
         let files = Files::start(config, &join, done)?;
+        let ahead = goes_on_at.since(clock.now());
         let mut driver = Driver {
             files,
             machine: coordinator,
             journal,
             clock,
-            ahead: goes_on_at.since(clock.now()),
+            ahead,
+            began_unix_ns: clock.read_wall().origin_unix_ns().saturating_sub((Time::ZERO + ahead).0),
             listener,
             end: Arc::clone(&end),
             host: process::host(),
@@ -271,6 +273,8 @@ struct Driver {
     clock: Clock,
     /// How much later it is for the machine than for the clock: the time of the coordinators before it.
     ahead: Duration,
+    /// When the machine's time began, by the wall clock at the start of this coordinator.
+    began_unix_ns: u64,
     listener: ControlListener,
     end: Arc<End>,
     host: String,
@@ -434,7 +438,7 @@ impl Driver {
                         self.sync();
                     }
                     let point = told(&frame);
-                    self.listener.send(link, frame);
+                    self.listener.send(link, stamped(frame, || self.now(), self.began_unix_ns));
                     point.into_iter().for_each(reach);
                 }
                 Command::Close { link, error } => {

@@ -198,7 +198,7 @@ impl Coordinator {
     pub fn handle_frame(&mut self, now: Time, link: LinkId, frame: Frame) {
         let Some(Link { node, speaks_for, .. }) = self.connections.get(link) else { return };
         if self.newcomers.contains(link) {
-            return self.handle_newcomer(link, frame);
+            return self.handle_newcomer(now, link, frame);
         }
         if let Some(seat) = speaks_for.and_then(|identity| self.roster.seat_mut(identity)) {
             seat.lives(now);
@@ -223,7 +223,7 @@ impl Coordinator {
                 if let Some(seat) = self.roster.seat_mut(identity) {
                     seat.progress = progress;
                 }
-                self.connections.send(link, Frame::HeartbeatAck { sent });
+                self.acknowledge(now, link, sent);
             }
             (Frame::Declare { request, tensors, fuse }, Some(identity)) => {
                 self.handle_declare(now, link, identity, request, Waiting { tensors, fuse });

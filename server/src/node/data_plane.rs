@@ -33,6 +33,7 @@ use crate::node::lanes::{Job, Outlets, SumLanes, Told, inline_bytes_max};
 use crate::node::life::ServerState;
 use crate::node::machine::Node;
 use crate::node::probe::Probe;
+use crate::node::trace::Trace;
 
 /// The data side of one server.
 pub(crate) struct DataPlane {
@@ -41,6 +42,8 @@ pub(crate) struct DataPlane {
     pub(crate) stats: Arc<ServerMetrics>,
     /// What the exporter shows.
     pub(crate) probe: Arc<Probe>,
+    /// The timeline of this server.
+    pub(crate) trace: Trace,
     node: Mutex<Node>,
     /// How often the node's lock was taken.
     #[cfg(feature = "testing")]
@@ -80,6 +83,7 @@ impl DataPlane {
             pool: pool.clone(),
             probe: Arc::new(Probe::new(&stats)),
             stats,
+            trace: Trace::default(),
             node: Mutex::new(Node::new(config)),
             #[cfg(feature = "testing")]
             takings: std::sync::atomic::AtomicU64::new(0),
@@ -266,6 +270,9 @@ impl DataPlane {
 
     /// Stops listening. The lanes end with the last reference to this plane.
     pub(crate) fn stop(&self, patience: Duration) {
+        if self.trace.is_on() {
+            self.trace.stop(self.clock.now());
+        }
         if let Some(listener) = self.listener.get() {
             (listener.stop)(patience);
         }
@@ -301,6 +308,9 @@ impl DataPlane {
             Incoming::Answered { exchange } => {
                 let _span = tracing::trace_span!("answered", exchange = exchange.0).entered();
                 reach(Failpoint::SumTaken);
+                if self.trace.is_on() {
+                    self.trace.taken(self.clock.now(), exchange);
+                }
                 self.with(|node, _| node.handle_answered(exchange));
             }
         }
@@ -322,6 +332,11 @@ impl DataPlane {
     fn hear(self: &Arc<Self>, told: Told) {
         if let Told::Receipt { receipt: Receipt::Whole, .. } = told {
             reach(Failpoint::BodyWhole);
+        }
+        if let Told::Receipt { receipt: Receipt::Whole, route: Route::Sum { slot, worker }, .. } = told
+            && self.trace.is_on()
+        {
+            self.trace.received(self.clock.now(), slot, worker);
         }
         self.change(|node, now| match told {
             Told::Receipt { route, exchange, receipt } => node.handle_receipt(now, route, exchange, receipt),
@@ -402,6 +417,11 @@ impl DataPlane {
     fn carry_out_step(&self, work: Work) {
         if let Work::Sum { step: Step::Publish { .. }, .. } = work {
             reach(Failpoint::Publishes);
+        }
+        if let Work::Sum { slot, step } = &work
+            && self.trace.is_on()
+        {
+            self.trace.step(self.clock.now(), *slot, step);
         }
         let received = work.receives();
         if let Some((exchange, route)) = received {

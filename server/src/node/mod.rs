@@ -34,6 +34,7 @@ mod life;
 mod orders;
 mod probe;
 mod server;
+mod trace;
 
 pub use config::NodeConfig;
 pub use life::ServerState;

@@ -11,10 +11,11 @@ use gradlane_core::local::SharedBacking;
 use gradlane_core::mem::{Backing, Copies, Pool};
 use gradlane_core::metrics::ServerMetrics;
 use gradlane_core::runtime::exporter::{Exporter, Exposure};
+use gradlane_core::runtime::timeline::Clocks;
 use gradlane_core::runtime::{Clock, Membership, MembershipOptions, process};
 use gradlane_core::transport::mem::MemNetwork;
 use gradlane_core::transport::{Listener, router};
-use gradlane_core::types::{Address, Role, Scheme};
+use gradlane_core::types::{Address, Role, Scheme, ServerId};
 use gradlane_core::wire::limits;
 use gradlane_core::{Error, Result};
 
@@ -25,6 +26,7 @@ use crate::node::data_plane::DataPlane;
 use crate::node::ending::{self, FAREWELL};
 use crate::node::life::ServerState;
 use crate::node::orders::Ordered;
+use crate::node::trace::Place;
 
 /// How to start a server.
 #[derive(Clone, Debug)]
@@ -134,6 +136,10 @@ impl Server {
             },
         )?;
         plane.attach(listener, membership.reporter());
+        if let Some(place) = config.timeline {
+            let clocks = Clocks { own: clock, job: Some(membership.job_clock().clone()) };
+            plane.trace.start(Place { place, bytes_max: config.timeline_bytes_max, clocks });
+        }
         let membership = Arc::new(Mutex::new(membership));
         ordered.attach(&membership);
         Ok(Self { options, handle, addresses, plane, membership, exposure: Mutex::default() })
@@ -230,6 +236,7 @@ fn follow(plane: &Arc<DataPlane>, event: MemberEvent) {
     match &event {
         MemberEvent::Joined { index, view } => {
             plane.probe.joined(*index);
+            plane.trace.joined(ServerId(*index));
             tracing::info!(server = index, epoch = %view.epoch, "joined");
         }
         // The owner of the server gets it as an error.

@@ -12,7 +12,7 @@ use gradlane_core::types::{
     Tick, Time, View, WorkerId,
 };
 use gradlane_core::wire::Frame;
-use gradlane_core::wire::frame::{Join, Progress, Stall};
+use gradlane_core::wire::frame::{AckTimes, Join, Progress, Stall};
 use gradlane_core::wire::limits::FRAME_BYTES_MAX;
 use gradlane_server::coordinator::{
     Command, Coordinator, CoordinatorConfig, Disk, DiskTask, Event, Found, Policy, Record,
@@ -170,7 +170,7 @@ impl World {
                         let names = (0..input.below(4)).map(|_| tensor(input).name).collect();
                         Frame::Undeclare { request: u64::from(input.byte()), names }
                     }
-                    _ => Frame::HeartbeatAck { sent: Time(3) },
+                    _ => Frame::HeartbeatAck { sent: Time(3), times: AckTimes::default() },
                 };
                 self.said(input, frame);
             }

@@ -8,7 +8,7 @@ use gradlane_core::Error;
 use gradlane_core::types::{
     Access, DType, Epoch, ExchangeId, LinkId, Mode, PartId, Phase, Round, Time, Version, View, WorkerId,
 };
-use gradlane_core::wire::frame::{Progress, Stall};
+use gradlane_core::wire::frame::{AckTimes, Progress, Stall};
 use gradlane_core::wire::{About, Contribute, Frame, Header, Reject, Sent, Service, Target, Use};
 
 use super::checkers::Concern;
@@ -47,7 +47,7 @@ fn say(context: &mut Context, who: Who) {
     let part = PartId { key: gradlane_core::types::TensorKey(7), index: 0 };
     let stall = |missing| Stall { part, round: Round(1), missing, waited: timing::STEP };
     let only_a_coordinator = [
-        Frame::HeartbeatAck { sent: Time(u64::MAX) },
+        Frame::HeartbeatAck { sent: Time(u64::MAX), times: AckTimes::default() },
         Frame::Declared { request, outcome: Ok(Vec::new()) },
         Frame::Forget { key: part.key, error: Error::Cancelled },
         Frame::BarrierDone { request, outcome: Ok(()) },

@@ -15,7 +15,7 @@ struct Queue {
     bound: &'static str,
 }
 
-const QUEUES: [Queue; 58] = [
+const QUEUES: [Queue; 59] = [
     // Of the control links.
     queue(
         "core/src/transport/quic/control/frames.rs",
@@ -227,6 +227,11 @@ const QUEUES: [Queue; 58] = [
         "core/src/cluster/declarations.rs",
         "undeclared_first: VecDeque<TensorKey>",
         "as many names as a job may have; then the oldest is forgotten",
+    ),
+    queue(
+        "core/src/cluster/offsets.rs",
+        "intervals: VecDeque<Interval>",
+        "64 answers to heartbeats; then the oldest is forgotten",
     ),
     queue(
         "core/src/cluster/member.rs",

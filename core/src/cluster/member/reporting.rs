@@ -5,17 +5,33 @@ use std::time::Duration;
 use super::Member;
 use crate::cluster::MemberEvent;
 use crate::cluster::obeying::Heard;
+use crate::cluster::offsets::{Exchange, Offsets};
 use crate::error::Result;
 use crate::types::{
-    Closing, ControlAnswer, ControlCommand, Defect, Epoch, Half, Holdings, NodeId, Squares, Written, planted,
+    Closing, ControlAnswer, ControlCommand, Defect, Epoch, Half, Holdings, NodeId, Squares, Time, Written, planted,
 };
 use crate::wire::Frame;
-use crate::wire::frame::Stall;
+use crate::wire::frame::{AckTimes, Stall};
 
 impl Member {
     /// How long the last heartbeat's answer took. `None` before the first.
     pub fn round_trip(&self) -> Option<Duration> {
         self.round_trip
+    }
+
+    /// What the answers to heartbeats say about the coordinator's clock.
+    pub fn offsets(&self) -> &Offsets {
+        &self.offsets
+    }
+
+    /// The coordinator has answered a heartbeat.
+    pub(super) fn handle_ack(&mut self, now: Time, sent: Time, times: AckTimes) {
+        if sent > now {
+            return self.fail_protocol("clock", "lies ahead of this process's own");
+        }
+        self.round_trip = Some(now.since(sent));
+        let AckTimes { received, answered, began_unix_ns } = times;
+        self.offsets.add(began_unix_ns, Exchange { sent, received, answered, heard: now });
     }
 
     /// Reports that a sum waits for contributions. Without a connection the report is dropped. The caller reports a sum that still waits

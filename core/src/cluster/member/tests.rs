@@ -6,12 +6,13 @@ mod storing;
 mod views;
 
 use super::*;
+use crate::cluster::Offset;
 use crate::cluster::Patience;
 use crate::types::{
     ClockKey, Closing, DType, Epoch, Half, Incarnation, NodeId, PartId, PartLayout, Piece, Process, Round, ServerId,
     Span, TensorKey, TensorKind, TensorSpec, WorkerId, WorkerSet,
 };
-use crate::wire::frame::Stall;
+use crate::wire::frame::{AckTimes, Stall};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -35,8 +36,13 @@ fn heartbeats_carry_the_progress_and_measure_the_way() {
     member.handle_timeout(at(1));
     assert_eq!(sent(&mut member), [Frame::Heartbeat { sent: at(1), progress }]);
     assert_eq!(member.round_trip(), None);
-    member.handle_frame(at(3), Frame::HeartbeatAck { sent: at(1) });
-    assert_eq!(member.round_trip(), Some(2 * SECOND));
+    let times = AckTimes { received: at(101), answered: at(102), began_unix_ns: 7 };
+    member.handle_frame(at(4), Frame::HeartbeatAck { sent: at(1), times });
+    assert_eq!(member.round_trip(), Some(3 * SECOND));
+    assert_eq!(member.offsets().began_unix_ns(), 7);
+    let ahead = Offset { ns: 99_000_000_000, error: SECOND };
+    let known = member.offsets().at(at(4)).unwrap();
+    assert!(known.ns == ahead.ns && known.error.abs_diff(ahead.error) < SECOND / 100, "{known:?}");
 }
 
 #[test]
@@ -53,7 +59,7 @@ fn pauses_between_attempts_double_up_to_a_limit_and_start_over_once_the_coordina
     }
     assert_eq!(pauses, [1, 2, 4, 4]);
     member.handle_connected(now);
-    member.handle_frame(now, Frame::HeartbeatAck { sent: now });
+    member.handle_frame(now, acknowledged(now));
     member.handle_disconnected(now, down());
     assert_eq!(member.poll_timeout().unwrap().since(now), SECOND);
 }
@@ -140,7 +146,7 @@ fn joining_ends_in_time_and_says_what_it_waited_for() {
     unreached.handle_timeout(at(30));
     let mut waiting = worker();
     waiting.handle_connected(at(0));
-    waiting.handle_frame(at(1), Frame::HeartbeatAck { sent: at(0) });
+    waiting.handle_frame(at(1), acknowledged(at(0)));
     waiting.handle_timeout(at(30));
     for (mut member, why) in [(unreached, "was not reached"), (waiting, "waits for other processes")] {
         let told = events(&mut member);
@@ -377,6 +383,11 @@ pub(super) fn view(number: u32) -> View {
 
 fn spec(name: &str) -> TensorSpec {
     TensorSpec::new(name, DType::F32, vec![10])
+}
+
+/// The answer of a coordinator to the heartbeat of `sent`.
+pub(super) fn acknowledged(sent: Time) -> Frame {
+    Frame::HeartbeatAck { sent, times: AckTimes::default() }
 }
 
 pub(super) fn down() -> Error {

@@ -63,7 +63,7 @@ impl Member {
 mod tests {
     use std::time::Duration;
 
-    use super::super::tests::{at, commands, config, down};
+    use super::super::tests::{acknowledged, at, commands, config, down};
     use super::*;
     use crate::cluster::MemberConfig;
     use crate::wire::frame::Names;
@@ -86,7 +86,7 @@ mod tests {
         commands(&mut member);
         for seconds in [5, 10] {
             let heard = at(seconds - 1);
-            member.handle_frame(heard, Frame::HeartbeatAck { sent: heard });
+            member.handle_frame(heard, acknowledged(heard));
             member.handle_timeout(at(seconds));
             assert!(commands(&mut member).contains(&MemberCommand::Send(Frame::StatusRequest)));
             member.handle_frame(at(seconds), Frame::Forming(forming(true)));

@@ -1,43 +1,39 @@
 //! The timeline: what each task did and when, beside what the training script did, as a file for Perfetto or `chrome://tracing`.
 //!
-//! A row a part, in the order of priority, and a row a thread of the script. Times are those of the wall clock, so that the files of
-//! several workers, and those of other profilers, lie on one axis. How the file is written is [`file`](mod@file)'s business.
+//! A row a part, in the order of priority, and a row a thread of the script. All times of a file are those of one monotonic clock, which
+//! nobody sets, so rows cannot be parted. Now and then the file says what the coordinator's clock and the wall clock show, so that the files of
+//! several workers, and those of other profilers, can be put on one axis. How the file is written is the business of
+//! [`runtime::timeline`](crate::runtime::timeline).
 
-mod file;
-mod subject;
-
-pub(super) use subject::Subject;
-pub use subject::Thread;
+pub(super) use crate::runtime::timeline::Subject;
+pub use crate::runtime::timeline::Thread;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, RwLock};
 
-use file::{Event, Of, Process, Span, Writer};
-
 use crate::error::{Error, Result};
 use crate::pipeline::stage::Stage;
-use crate::runtime::Clock;
+use crate::runtime::timeline::{Clocks, Event, Group, Of, Owner, Span, Writer};
+use crate::runtime::{Clock, JobClock};
 use crate::sched::{Outcome, Task, TaskId};
 use crate::types::{PartId, Time, WorkerId};
 
 /// Where spans go while a file is open; nowhere else.
 #[derive(Debug)]
 pub struct Timeline {
-    /// When the engine's clock began, in nanoseconds since 1970.
-    origin_ns: u64,
+    clocks: Clocks,
     bytes_max: u64,
     writer: RwLock<Option<Writer>>,
 }
 
 impl Timeline {
-    /// No file yet; one takes at most `bytes_max` bytes. `clock` is that of the tasks.
-    pub fn new(clock: Clock, bytes_max: u64) -> Self {
-        Self { origin_ns: clock.origin_unix_ns(), bytes_max, writer: RwLock::new(None) }
+    /// No file yet; one takes at most `bytes_max` bytes. `clock` is that of the tasks, and `job` that of their job, if there is one.
+    pub fn new(clock: Clock, job: Option<JobClock>, bytes_max: u64) -> Self {
+        Self { clocks: Clocks { own: clock, job }, bytes_max, writer: RwLock::new(None) }
     }
 
-    /// Opens the file of worker `rank`, and says which it is. `place` is a file name that ends in `.json`, before which the rank is put,
-    /// or else a folder, in which it is `RANK/comm.json`.
+    /// Opens the file of worker `rank`, and says which it is: see [`Owner::path`] for `place`.
     ///
     /// # Errors
     /// The file cannot be written, or one is open already.
@@ -49,8 +45,9 @@ impl Timeline {
                 hint: "stop it before another one is started".to_owned(),
             });
         }
-        let path = path_of(place, rank);
-        *writer = Some(Writer::open(&path, rank, self.bytes_max)?);
+        let owner = Owner::Worker(rank);
+        let path = owner.path(place);
+        *writer = Some(Writer::open(&path, owner, self.bytes_max, self.clocks.clone())?);
         Ok(path)
     }
 
@@ -60,17 +57,17 @@ impl Timeline {
         drop(writer);
     }
 
-    /// Records what the training script did from `start_ns` to `end_ns`, in nanoseconds since 1970.
-    pub fn record(&self, thread: Thread<'_>, name: &str, start_ns: u64, end_ns: u64) {
+    /// Records what the training script did from `start_ns` to `end_ns`, in nanoseconds of the system's monotonic clock.
+    pub fn record(&self, thread: Thread<'_>, name: &str, start_ns: i64, end_ns: i64) {
         if let Some(writer) = &*self.writer.read().expect(LOCK) {
             writer.thread(thread);
             let name = name.to_owned().into();
             writer.send(Event::Span(Span {
-                process: Process::Script,
+                group: Group::Script,
                 row: thread.id,
                 name,
-                start_ns,
-                end_ns,
+                start_ns: self.clocks.own.since_origin_ns(start_ns),
+                end_ns: self.clocks.own.since_origin_ns(end_ns),
                 of: None,
             }));
         }
@@ -78,10 +75,6 @@ impl Timeline {
 
     fn send(&self, event: Event) -> bool {
         self.writer.read().expect(LOCK).as_ref().is_some_and(|writer| writer.send(event))
-    }
-
-    fn unix_ns(&self, time: Time) -> u64 {
-        self.origin_ns.saturating_add(time.0)
     }
 }
 
@@ -188,22 +181,18 @@ impl TaskTrace {
         let start = since.max(row.until);
         row.until = until;
         self.timeline.send(Event::Span(Span {
-            process: Process::Gradients,
+            group: Group::Parts,
             row: number,
             name: name.into(),
-            start_ns: self.timeline.unix_ns(start),
-            end_ns: self.timeline.unix_ns(until),
-            of: Some(Of { subject, tensors, note }),
+            start_ns: since_origin_ns(start),
+            end_ns: since_origin_ns(until),
+            of: Some(Of::Task { subject, tensors, note }),
         }));
     }
 }
 
-/// Where the timeline of worker `rank` is written.
-fn path_of(place: &Path, rank: WorkerId) -> PathBuf {
-    match place.extension() {
-        Some(extension) if extension == "json" => place.with_extension(format!("{}.json", rank.0)),
-        Some(_) | None => place.join(rank.0.to_string()).join("comm.json"),
-    }
+fn since_origin_ns(time: Time) -> i64 {
+    i64::try_from(time.0).unwrap_or(i64::MAX)
 }
 
 const LOCK: &str = "nobody panics while holding the timeline";

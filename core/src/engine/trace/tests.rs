@@ -2,8 +2,8 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use super::file::Writer;
 use super::*;
+use crate::cluster::{Exchange, Offsets};
 use crate::pipeline::{Duty, Pipeline, Route, Topology};
 use crate::sched::{Command, Scheduler, SchedulerConfig, TaskSpec};
 use crate::types::{DeviceKind, Priority, Round, ServerId, TensorKey};
@@ -34,9 +34,11 @@ fn a_task_leaves_its_stages_and_what_they_were_of() {
         spans.iter().map(|span| (span["name"].as_str().unwrap(), span["dur"].as_f64().unwrap())).collect();
     assert_eq!(told, [("QUEUE", 10.0), ("PUSH", 20.0), ("PULL", 50.0)]);
     let args = &spans[1]["args"];
-    let of = ["tensor", "part", "round", "bytes", "priority", "server", "outcome"].map(|word| args[word].to_string());
-    assert_eq!(of, ["\"weight\"", "2", "5", "100", "-3", "1", "\"done\""]);
-    assert!(spans[0]["ts"].as_f64().unwrap() > 1.7e15, "microseconds since 1970");
+    let words = ["tensor", "key", "part", "round", "bytes", "priority", "server", "outcome"];
+    let of = words.map(|word| args[word].to_string());
+    assert_eq!(of, ["\"weight\"", "\"0000000000000001\"", "2", "5", "100", "-3", "1", "\"done\""]);
+    let begins: Vec<f64> = spans.iter().map(|span| span["ts"].as_f64().unwrap()).collect();
+    assert_eq!(begins, [0.0, 10.0, 30.0], "microseconds since the clock began");
 }
 
 #[test]
@@ -78,8 +80,10 @@ fn the_script_has_rows_of_its_own() {
     let place = tempfile::tempdir().unwrap();
     let path = record(place.path(), |timeline| {
         let thread = Thread { id: 77, name: "main \"thread\"" };
-        timeline.record(thread, "backward", 1_000_500, 3_000_500);
-        timeline.record(thread, "step", 3_000_500, 3_000_500);
+        let origin = -timeline.clocks.own.since_origin_ns(0);
+        timeline.record(thread, "backward", origin + 1_000_500, origin + 3_000_500);
+        timeline.record(thread, "step", origin + 3_000_500, origin + 3_000_500);
+        timeline.record(thread, "before", origin - 1_500, origin - 2_000);
     });
     let events = read(&std::fs::read_to_string(&path).unwrap());
     let named = |event: &&Value| event["name"] == "thread_name";
@@ -87,7 +91,51 @@ fn the_script_has_rows_of_its_own() {
     assert_eq!(names, ["main \"thread\""], "once");
     let spans = spans(&path);
     assert_eq!((spans[0]["ts"].as_f64(), spans[0]["dur"].as_f64()), (Some(1000.5), Some(2000.0)));
-    assert_eq!(spans.len(), 2);
+    assert_eq!((spans[2]["ts"].as_f64(), spans[2]["dur"].as_f64()), (Some(-1.5), Some(0.0)), "before the clock began");
+    assert_eq!(spans.len(), 3);
+}
+
+#[test]
+fn a_file_says_when_its_clock_began_and_what_the_wall_clock_shows() {
+    let place = tempfile::tempdir().unwrap();
+    let path = record(place.path(), |_| {});
+    let events = read(&std::fs::read_to_string(&path).unwrap());
+    assert_eq!(events[0]["name"], "gradlane_timeline");
+    let about = &events[0]["args"];
+    assert_eq!((&about["version"], &about["member"]), (&1.into(), &"worker 3".into()));
+    assert_eq!(about["process"].as_u64(), Some(u64::from(std::process::id())));
+    assert_eq!(about["host"], crate::runtime::process::host());
+    assert_eq!(about["monotonic"], Value::from(crate::runtime::process::monotonic_clock()));
+    assert!(about["monotonic_ns"].as_u64().unwrap() > 0);
+    let base = about["base_unix_ns"].as_u64().unwrap();
+    let readings: Vec<&Value> = events.iter().filter(|event| event["name"] == "gradlane_clock").collect();
+    assert_eq!(readings.len(), 2, "at the start and at the end");
+    for reading in readings {
+        let [at, unix] = ["at_ns", "unix_ns"].map(|word| reading["args"][word].as_u64().unwrap());
+        assert!(unix.abs_diff(base + at) < 1_000_000_000, "nobody has set the clock by a second");
+        assert_eq!(reading["args"].get("job_ns"), None, "there is no coordinator");
+    }
+}
+
+#[test]
+fn a_file_says_what_the_coordinators_clock_shows_and_how_wrong_that_may_be() {
+    let place = tempfile::tempdir().unwrap();
+    let clock = Clock::start();
+    let mut offsets = Offsets::default();
+    let (sent, heard) = (clock.now(), clock.now() + Duration::from_micros(1));
+    let received = heard + Duration::from_secs(3_600);
+    offsets.add(7, Exchange { sent, received, answered: received, heard });
+    let timeline = Timeline::new(clock, Some(JobClock::known(clock, offsets)), 1 << 20);
+    let path = timeline.start(&place.path().join("job.json"), WorkerId(0)).unwrap();
+    timeline.stop();
+    let events = read(&std::fs::read_to_string(&path).unwrap());
+    let readings: Vec<&Value> = events.iter().filter(|event| event["name"] == "gradlane_clock").collect();
+    assert_eq!(readings.len(), 2);
+    for reading in readings {
+        let [at, job, error] = ["at_ns", "job_ns", "error_ns"].map(|word| reading["args"][word].as_u64().unwrap());
+        assert!((job - at).abs_diff(3_600_000_000_000 + 7) <= error, "{reading}");
+        assert!(error > 0);
+    }
 }
 
 #[test]
@@ -96,7 +144,7 @@ fn a_full_file_says_how_much_is_missing() {
     let path = place.path().join("small.json");
     let bytes_max = 4096;
     {
-        let timeline = Timeline { origin_ns: 0, bytes_max, writer: RwLock::new(None) };
+        let timeline = Timeline::new(Clock::start(), None, bytes_max);
         timeline.start(&path, WorkerId(0)).unwrap();
         for number in 0..1000 {
             timeline.record(Thread { id: 1, name: "main" }, "step", number, number + 1);
@@ -116,18 +164,19 @@ fn a_full_file_says_how_much_is_missing() {
 fn a_file_that_nobody_completed_can_be_read() {
     let place = tempfile::tempdir().unwrap();
     let path = place.path().join("killed.json");
-    let writer = Writer::open(&path, WorkerId(1), 1 << 20).unwrap();
+    let writer =
+        Writer::open(&path, Owner::Worker(WorkerId(1)), 1 << 20, Clocks { own: Clock::start(), job: None }).unwrap();
     // The head is there before `open` returns, and whole lines follow.
     let text = std::fs::read_to_string(&path).unwrap();
     let closed = format!("{}]", text.trim_end().trim_end_matches(','));
-    assert_eq!(read(&closed)[0]["args"]["name"], "worker 1");
+    assert_eq!(read(&closed)[0]["args"]["member"], "worker 1");
     drop(writer);
 }
 
 #[test]
 fn only_one_timeline_is_recorded_at_a_time() {
     let place = tempfile::tempdir().unwrap();
-    let timeline = Timeline::new(Clock::start(), 1 << 20);
+    let timeline = Timeline::new(Clock::start(), None, 1 << 20);
     timeline.start(place.path(), WorkerId(0)).unwrap();
     assert!(matches!(timeline.start(place.path(), WorkerId(0)), Err(Error::FailedPrecondition { .. })));
     timeline.stop();
@@ -136,13 +185,13 @@ fn only_one_timeline_is_recorded_at_a_time() {
 
 #[test]
 fn a_place_that_cannot_be_written_is_named() {
-    let timeline = Timeline::new(Clock::start(), 1 << 20);
+    let timeline = Timeline::new(Clock::start(), None, 1 << 20);
     let error = timeline.start(Path::new("/dev/null/timeline"), WorkerId(0)).unwrap_err();
     assert!(error.to_string().contains("/dev/null/timeline/0/comm.json"), "{error}");
 }
 
 fn record(folder: &Path, script: impl FnOnce(&Arc<Timeline>)) -> PathBuf {
-    let timeline = Arc::new(Timeline::new(Clock::start(), 1 << 20));
+    let timeline = Arc::new(Timeline::new(Clock::start(), None, 1 << 20));
     let path = timeline.start(folder, WorkerId(3)).unwrap();
     assert_eq!(path, folder.join("3/comm.json"));
     script(&timeline);

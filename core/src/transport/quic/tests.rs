@@ -18,7 +18,7 @@ use crate::transport::contract::{self, Due, SOON, Server, Worker, World, connect
 use crate::transport::{Inbox, Incoming, Listener, Peer, Transport};
 use crate::types::{Epoch, ExchangeId, LinkId, NodeId, Phase, Role, Scheme, Time, View};
 use crate::wire::Frame;
-use crate::wire::frame::{Progress, Status};
+use crate::wire::frame::{AckTimes, Progress, Status};
 
 mod flood;
 mod site;
@@ -374,10 +374,10 @@ fn frames_pass_both_ways_in_order() {
     (0..100).for_each(|at| link.send(&heartbeat(at)));
     for at in 0..100 {
         assert!(matches!(coordinator.events.soon(), ControlIncoming::Frame { frame, .. } if frame == heartbeat(at)));
-        coordinator.listener.send(id, Frame::HeartbeatAck { sent: Time(at) });
+        coordinator.listener.send(id, Frame::HeartbeatAck { sent: Time(at), times: AckTimes::default() });
     }
     for at in 0..100 {
-        assert!(matches!(events.soon(), ControlEvent::Frame(Frame::HeartbeatAck { sent }, _) if sent == Time(at)));
+        assert!(matches!(events.soon(), ControlEvent::Frame(Frame::HeartbeatAck { sent, .. }, _) if sent == Time(at)));
     }
 }
 

@@ -6,7 +6,7 @@
 
 use super::fields::{Field, read_bool};
 use super::recovery::{read_sums, write_sums};
-use super::{Forming, Frame, Hold, Join, Progress, Stall, Status};
+use super::{AckTimes, Forming, Frame, Hold, Join, Progress, Stall, Status};
 use crate::error::Result;
 use crate::types::{
     CheckpointAsk, Checkpointed, Closing, Control, ControlAnswer, ControlCommand, Epoch, Holdings, NodeId, Order,
@@ -88,7 +88,10 @@ impl Frame {
             }
             Self::View(view) => view.write(&mut writer),
             Self::Refused(error) => encode_error(error, &mut writer),
-            Self::HeartbeatAck { sent } => writer.u64(sent.0),
+            Self::HeartbeatAck { sent, times } => {
+                writer.u64(sent.0);
+                times.write(&mut writer);
+            }
             Self::Declared { request, outcome } => {
                 writer.u64(*request);
                 write_outcome(&mut writer, outcome, |writer, parts| {
@@ -212,7 +215,9 @@ impl Frame {
             kind::RENEW => Self::Renew,
             kind::VIEW => Self::View(View::read(&mut reader)?),
             kind::REFUSED => Self::Refused(decode_error(&mut reader)?),
-            kind::HEARTBEAT_ACK => Self::HeartbeatAck { sent: Time(reader.u64("clock")?) },
+            kind::HEARTBEAT_ACK => {
+                Self::HeartbeatAck { sent: Time(reader.u64("clock")?), times: AckTimes::read(&mut reader)? }
+            }
             kind::DECLARED => Self::Declared {
                 request: reader.u64("request")?,
                 outcome: read_outcome(&mut reader, |reader| reader.list(PARTS_MAX, "parts", PartLayout::read))?,

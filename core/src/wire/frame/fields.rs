@@ -1,10 +1,10 @@
 //! The fields of frames. For each type, writing and reading stand side by side, in the order of its declaration.
 
-use super::{Forming, Health, Hold, Join, MemberStatus, Names, Progress, Stall, Status};
+use super::{AckTimes, Forming, Health, Hold, Join, MemberStatus, Names, Progress, Stall, Status};
 use crate::error::Result;
 use crate::types::{
     Address, DType, Epoch, Incarnation, MachineId, Member, NodeId, PartId, Participants, Phase, Process, Role, Scheme,
-    TensorKey, View, Wiring, WorkerId, WorkerSet,
+    TensorKey, Time, View, Wiring, WorkerId, WorkerSet,
 };
 use crate::wire::codec::{Reader, Writer};
 use crate::wire::limits::{ADDRESS_BYTES_MAX, ADDRESSES_MAX, MEMBERS_MAX, NAME_BYTES_MAX, TEXT_BYTES_MAX};
@@ -130,6 +130,23 @@ impl Field for Progress {
             pending: reader.u32("pending submissions")?,
             bytes_in_flight: reader.u64("bytes in flight")?,
         })
+    }
+}
+
+impl Field for AckTimes {
+    fn write(&self, writer: &mut Writer) {
+        writer.u64(self.received.0);
+        writer.u64(self.answered.0);
+        writer.u64(self.began_unix_ns);
+    }
+
+    fn read(reader: &mut Reader<'_>) -> Result<Self> {
+        let received = Time(reader.u64("receipt")?);
+        let answered = Time(reader.u64("answer")?);
+        if answered < received {
+            return Err(reader.bad("answer", "was sent before its heartbeat came".to_owned()));
+        }
+        Ok(Self { received, answered, began_unix_ns: reader.u64("begin of a clock")? })
     }
 }
 

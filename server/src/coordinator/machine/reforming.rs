@@ -181,9 +181,9 @@ impl Coordinator {
     }
 
     /// A process that waits says something.
-    pub(super) fn handle_newcomer(&mut self, link: LinkId, frame: Frame) {
+    pub(super) fn handle_newcomer(&mut self, now: Time, link: LinkId, frame: Frame) {
         match frame {
-            Frame::Heartbeat { sent, .. } => self.connections.send(link, Frame::HeartbeatAck { sent }),
+            Frame::Heartbeat { sent, .. } => self.acknowledge(now, link, sent),
             Frame::StatusRequest => {
                 let role = self.connections.get(link).map_or(Role::Worker, |link| link.role);
                 let lacking = self.boundaries.holds_until().map_or(0, |_| self.lacking());

@@ -4,7 +4,7 @@ use gradlane_core::error::Error;
 use gradlane_core::types::defect::{Defect, planted};
 use gradlane_core::types::{LinkId, Role, Time};
 use gradlane_core::wire::Frame;
-use gradlane_core::wire::frame::{Health, Join};
+use gradlane_core::wire::frame::{AckTimes, Health, Join};
 
 use super::Coordinator;
 use crate::coordinator::Event;
@@ -15,6 +15,12 @@ use crate::coordinator::roster::Seat;
 use crate::coordinator::stage::Stage;
 
 impl Coordinator {
+    /// Answers a heartbeat. The driver fills in when it sends the answer, and when its clock began.
+    pub(super) fn acknowledge(&mut self, now: Time, link: LinkId, sent: Time) {
+        let times = AckTimes { received: now, answered: now, began_unix_ns: 0 };
+        self.connections.send(link, Frame::HeartbeatAck { sent, times });
+    }
+
     pub(super) fn refuse(&mut self, link: LinkId, join: &Join, error: Error) {
         // Why the job is over is said once.
         if !matches!(self.stage, Stage::Closing { .. } | Stage::Finished { .. }) {

@@ -1,6 +1,6 @@
 //! Which connection speaks for a member.
 
-use gradlane_core::wire::frame::Forming;
+use gradlane_core::wire::frame::{AckTimes, Forming};
 use gradlane_core::wire::limits;
 
 use super::super::connections::OBSERVERS_MAX;
@@ -99,7 +99,7 @@ fn a_certificate_is_good_for_one_role() {
 fn what_no_member_says_closes_its_connection_and_disturbs_nobody_else() {
     let stall = |rank| Frame::Stall(Stall { missing: vec![WorkerId(rank)], ..a_stall() });
     let cases = [
-        (0, Frame::HeartbeatAck { sent: at(0) }, "only a coordinator sends"),
+        (0, Frame::HeartbeatAck { sent: at(0), times: AckTimes::default() }, "only a coordinator sends"),
         (0, Frame::Join(worker(0)), "second join"),
         (0, stall(2), "missing ranks do not exist"),
         (SERVER, stall(2), "missing ranks do not exist"),
@@ -132,6 +132,15 @@ fn the_oldest_observer_gives_way_and_no_member_does() {
         job.heartbeat(link);
         assert!(matches!(job.received(link)[..], [Frame::HeartbeatAck { .. }]));
     }
+}
+
+#[test]
+fn the_answer_to_a_heartbeat_says_when_it_came() {
+    let mut job = formed(1);
+    job.pass(3);
+    job.heartbeat(0);
+    let [Frame::HeartbeatAck { sent, times }] = job.received(0)[..] else { panic!("one answer") };
+    assert_eq!((sent, times.received, times.answered), (job.now, job.now, job.now));
 }
 
 #[test]

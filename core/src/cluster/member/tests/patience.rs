@@ -23,7 +23,7 @@ fn the_usual_time_of_a_request_does_not_pass_while_the_coordinator_is_out_of_con
         "the coordinator gives them so long: {again:?}"
     );
     let due = 51 + VERDICTS.as_secs() + 3;
-    member.handle_frame(at(due - 1), Frame::HeartbeatAck { sent: at(1) });
+    member.handle_frame(at(due - 1), acknowledged(at(1)));
     member.handle_timeout(at(due - 1));
     assert_eq!(ended(&mut member), 0, "its answer may be on its way, or it has just been lost");
     member.handle_timeout(at(due));

@@ -77,7 +77,7 @@ fn what_no_coordinator_says_ends_the_membership() {
     let nonsense = [
         (Frame::Leave, "kind"),
         (Frame::Declared { request: 99, outcome: Ok(Vec::new()) }, "99 was never asked"),
-        (Frame::HeartbeatAck { sent: at(50) }, "clock"),
+        (acknowledged(at(50)), "clock"),
         (Frame::View(older), "view of epoch 1.0 is older than the one of epoch 1.1"),
         (Frame::View(other), "view of epoch 1.1 differs from the one before"),
         (Frame::View(View { phase: Phase::Forming, ..view(2) }), "is forming"),

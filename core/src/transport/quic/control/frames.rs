@@ -294,10 +294,11 @@ const LAST_WORDS: Duration = Duration::from_secs(1);
 mod tests {
     use super::*;
     use crate::types::Time;
+    use crate::wire::frame::AckTimes;
 
     #[test]
     fn links_that_are_not_read_hold_no_more_together_than_one_process_can_bear() {
-        let frame = Frame::HeartbeatAck { sent: Time(1) };
+        let frame = Frame::HeartbeatAck { sent: Time(1), times: AckTimes::default() };
         let bytes = frame.encode().len() + 4;
         let all = Arc::new(Queues::new(100 * bytes));
         let links: Vec<_> = (0..10).map(|_| outbox(&all)).collect();
