@@ -3,9 +3,12 @@
 //! All metrics stand in one table, [`METRICS`]. [`report`] writes it for people, [`prometheus`] writes values for Prometheus.
 
 mod table;
+mod cells;
+mod instance;
+mod pairs;
 mod text;
 
-pub use table::{
-    CoordinatorMetrics, ExporterMetrics, Instance, Kind, METRICS, Metric, ServerMetrics, Unit, WorkerMetrics,
-};
+pub use cells::{Cell, Durations, Indexed};
+pub use instance::{Histogram, Instance, Value};
+pub use table::{CoordinatorMetrics, ExporterMetrics, Kind, METRICS, Metric, ServerMetrics, Unit, WorkerMetrics};
 pub use text::{prometheus, report, rows};

@@ -45,8 +45,8 @@ pub const CONTROL_FIELDS_BYTES_MAX: usize = 8_192;
 pub const LOG_FILTER_BYTES_MAX: usize = 4_096;
 /// Files that one dump writes.
 pub const CONTROL_FILES_MAX: usize = 16;
-/// Metrics of one scope.
-pub const STATS_MAX: usize = 1_024;
+/// Numbers of the metrics of one scope: those of a server have five for each of 256 ranks, and one.
+pub const STATS_MAX: usize = 2_048;
 /// Barriers at which one worker waits at once.
 pub const BARRIERS_MAX: usize = 64;
 /// Bytes of a key of the store. Libraries put prefixes of prefixes before their keys.

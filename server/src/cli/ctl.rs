@@ -5,7 +5,7 @@ use std::time::Duration;
 use clap::{Args, Subcommand};
 use gradlane_core::config::kinds::{Kind, TimeSpan};
 use gradlane_core::config::{Config, ProcessRole, units};
-use gradlane_core::metrics::{Instance, METRICS, prometheus};
+use gradlane_core::metrics::{Instance, prometheus};
 use gradlane_core::runtime::Operator;
 use gradlane_core::types::{
     Checkpointed, Control, ControlAnswer, ControlCommand, Recipient, Role, ServerId, Stats, WorkerId,
@@ -251,10 +251,7 @@ fn values(stats: &Stats) -> serde_json::Value {
 
 /// The values by the names that this program knows.
 fn instance(stats: &Stats) -> Option<Instance> {
-    let of_scope = |name: &str| METRICS.iter().find(|metric| metric.scope == stats.scope && metric.name == name);
-    let scope = METRICS.iter().find(|metric| metric.scope == stats.scope)?.scope;
-    let known = stats.values.iter().filter_map(|(name, value)| Some((of_scope(name)?.name, *value)));
-    Some(Instance { scope, label: stats.label.clone(), values: known.collect() })
+    Instance::from_pairs(&stats.scope, &stats.label, &stats.values)
 }
 
 fn recipient(text: &str) -> std::result::Result<Recipient, String> {

@@ -119,7 +119,7 @@ impl DataPlane {
             }),
         };
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let lanes = SumLanes::new(sum_threads, inline_bytes_max(cores), &resources, handle, outlets)?;
+        let lanes = SumLanes::new(sum_threads, inline_bytes_max(cores), &resources, handle, &plane.stats, outlets)?;
         let timed = Arc::downgrade(&plane);
         let timer = Timer::start("gl-aggregate", clock, move |_| {
             // The next deadline is armed by `with` itself.

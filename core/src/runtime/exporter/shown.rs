@@ -24,14 +24,14 @@ pub trait Shown: Send + Sync {
 /// # Errors
 /// [`Error::FailedPrecondition`] if it does not know what to call itself.
 pub fn stats(shown: &dyn Shown) -> Result<ControlAnswer> {
-    let Some(Instance { scope, label, values }) = shown.values() else {
+    let Some(instance) = shown.values() else {
         return Err(Error::FailedPrecondition {
             what: format!("the {} has no place in its job yet", shown.name()),
             hint: "ask again when the job runs".to_owned(),
         });
     };
-    let values = values.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
-    Ok(ControlAnswer::Stats(Stats { scope: scope.to_owned(), label, values }))
+    let values = instance.pairs();
+    Ok(ControlAnswer::Stats(Stats { scope: instance.scope.to_owned(), label: instance.label, values }))
 }
 
 /// How far a worker, a server or a coordinator is in its life. It only goes on, in this order.
