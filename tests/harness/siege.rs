@@ -15,7 +15,7 @@ use gradlane_core::identity::{Authority, Credentials};
 use gradlane_core::runtime::{Clock, Membership, MembershipOptions, process, status};
 use gradlane_core::transport::quic::vandal::siege::{Manner, Pass, Plan, Siege, initials};
 use gradlane_core::types::{
-    Address, DType, Epoch, JoinString, Op, PartId, Participants, Role, Round, Scheme, TensorKey, Time, View,
+    Address, DType, Epoch, JoinString, Op, PartId, Participants, Role, Round, Scheme, TensorKey, Time, View, Waited,
 };
 use gradlane_core::wire::frame::Progress;
 use gradlane_core::wire::{Body, Contribute, Contribution, Frame, Hold, Request, Target, VERSION};
@@ -490,6 +490,7 @@ fn contribution() -> Vec<u8> {
         participants: Participants::ALL,
         weight: 1.0,
         urgency: 0,
+        waited: Waited::default(),
         part_bytes: 1 << 22,
         hold: Hold::No,
         is_given: false,

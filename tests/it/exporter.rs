@@ -199,7 +199,7 @@ fn until(port: u16, path: &str, wanted: &str) -> String {
 }
 
 /// The status and the body of a page.
-fn get(port: u16, path: &str) -> (u16, String) {
+pub(crate) fn get(port: u16, path: &str) -> (u16, String) {
     ask(port, path).unwrap_or_else(|| panic!("nobody answers at {port}"))
 }
 
@@ -227,7 +227,7 @@ fn value(text: &str, start: &str) -> u64 {
 }
 
 /// So many free ports that follow each other. They are below those that the system gives out by itself.
-fn ports(count: u16) -> Vec<u16> {
+pub(crate) fn ports(count: u16) -> Vec<u16> {
     use std::sync::atomic::{AtomicU16, Ordering};
     /// Tests of one process do not ask for the same ones.
     static NEXT: AtomicU16 = AtomicU16::new(0);

@@ -29,6 +29,7 @@ mod handles;
 mod harness;
 mod hostile;
 mod kills;
+mod lateness;
 mod lifecycle;
 mod lost_servers;
 mod membership;

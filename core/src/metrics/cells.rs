@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use super::instance::{Histogram, Value};
-use crate::types::WorkerSet;
+use crate::types::{Cause, WorkerSet};
 
 /// What a cell shows.
 pub trait Cell {
@@ -123,6 +123,34 @@ impl Cell for Indexed {
     }
 }
 
+/// Time for each rank and [`Cause`].
+#[derive(Default, Debug)]
+pub struct ByCause(ByIndex<{ Cause::ALL.len() }>);
+
+impl ByCause {
+    /// Shows the ranks below `count`, also those of which nothing was counted.
+    pub fn show(&self, count: usize) {
+        self.0.show(count);
+    }
+
+    /// Adds a duration. A rank beyond [`WorkerSet::WORKERS_MAX`] is ignored.
+    pub fn add(&self, rank: usize, cause: Cause, duration: Duration) {
+        if !duration.is_zero() {
+            self.0.add(rank, cause as usize, u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX));
+        }
+    }
+}
+
+impl Cell for ByCause {
+    fn value(&self) -> Value {
+        let of_rank = |(rank, times): (String, [u64; Cause::ALL.len()])| {
+            let labels = move |cause: Cause| vec![rank.clone(), cause.name().to_owned()];
+            Cause::ALL.map(|cause| (labels(cause), times[cause as usize]))
+        };
+        Value::Family(self.0.rows().into_iter().flat_map(of_rank).collect())
+    }
+}
+
 const CHUNK: usize = 64;
 const CHUNKS: usize = WorkerSet::WORKERS_MAX / CHUNK;
 /// Prometheus keeps a series for each index, so that there must not be too many.
@@ -160,6 +188,17 @@ mod tests {
         for (rank, value) in [("7", 11), ("4095", 10), ("other", SHOWN_MAX as u64 + 20 - 21 - (WORST as u64 - 2))] {
             assert!(rows.contains(&(vec![rank.to_owned()], value)), "{rank} {value}: {rows:?}");
         }
+    }
+
+    #[test]
+    fn a_rank_has_a_time_for_each_cause() {
+        let cell = ByCause::default();
+        cell.show(1);
+        cell.add(0, Cause::Credit, Duration::from_nanos(3));
+        cell.add(0, Cause::Credit, Duration::from_nanos(4));
+        let Value::Family(rows) = cell.value() else { panic!("a family") };
+        assert_eq!(rows.len(), Cause::ALL.len());
+        assert!(rows.contains(&(vec!["0".to_owned(), "credit".to_owned()], 7)), "{rows:?}");
     }
 
     #[test]

@@ -8,7 +8,7 @@ mod instance;
 mod pairs;
 mod text;
 
-pub use cells::{Cell, Durations, Indexed};
+pub use cells::{ByCause, Cell, Durations, Indexed};
 pub use instance::{Histogram, Instance, Value};
 pub use table::{CoordinatorMetrics, ExporterMetrics, Kind, METRICS, Metric, ServerMetrics, Unit, WorkerMetrics};
 pub use text::{prometheus, report, rows};

@@ -5,7 +5,7 @@ use std::fmt::Display;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::cells::{Cell, Durations, Indexed};
+use super::cells::{ByCause, Cell, Durations, Indexed};
 use super::instance::{Instance, Value};
 
 /// A row of the table.
@@ -276,6 +276,13 @@ metrics! {
     }
     computed {}
     cells {
+        /// Time from the first byte of a round of a part to its sum.
+        round_duration_nanoseconds: Histogram of Nanoseconds in Durations;
+        /// Time in which only this worker was missing in a round, by what its contribution waited for. Where the workers of a machine reduce among
+        /// themselves, it is the worker that brings their sum.
+        late_nanoseconds: Counter of Nanoseconds by "rank" "cause" in ByCause;
+        /// Rounds of parts whose last contribution was that of this worker, where there was another one.
+        last: Counter of Count by "rank" in Indexed;
         /// Time in which a sum lane worked, whichever thread did it.
         lane_busy_nanoseconds: Counter of Nanoseconds by "lane" in Indexed;
     }

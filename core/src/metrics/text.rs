@@ -131,6 +131,7 @@ mod tests {
 
     use super::*;
     use crate::metrics::{CoordinatorMetrics, ExporterMetrics, ServerMetrics, WorkerMetrics};
+    use crate::types::Cause;
 
     #[test]
     fn values_stand_below_the_help_and_the_type_of_their_metric() {
@@ -162,13 +163,13 @@ gradlane_worker_push_bytes_total{rank=\"1\"} 2
     #[test]
     fn a_family_has_a_sample_for_each_set_of_labels() {
         let server = ServerMetrics::default();
-        server.lane_busy_nanoseconds.show(2);
-        server.lane_busy_nanoseconds.add(1, 71_000_000);
+        server.late_nanoseconds.show(2);
+        server.late_nanoseconds.add(1, Cause::Submit, Duration::from_millis(71));
         let text = prometheus(&[server.instance(3)]);
-        let line = |lane, value| {
-            format!("gradlane_server_lane_busy_seconds_total{{server=\"3\",lane=\"{lane}\"}} {value}\n")
+        let line = |rank, cause, value| {
+            format!("gradlane_server_late_seconds_total{{server=\"3\",rank=\"{rank}\",cause=\"{cause}\"}} {value}\n")
         };
-        for line in [line(0, "0"), line(1, "0.071")] {
+        for line in [line(0, "submit", "0"), line(1, "submit", "0.071"), line(1, "transfer", "0")] {
             assert!(text.contains(&line), "{line}: {text}");
         }
     }
@@ -197,6 +198,8 @@ gradlane_worker_push_bytes_total{rank=\"1\"} 2
     #[test]
     fn every_metric_follows_the_rules_of_the_format() {
         let server = ServerMetrics::default();
+        server.late_nanoseconds.show(2);
+        server.last.show(2);
         server.lane_busy_nanoseconds.show(1);
         let text = prometheus(&[
             WorkerMetrics::default().instance(0),

@@ -39,6 +39,7 @@ pub mod time;
 pub mod turns;
 pub mod version;
 pub mod view;
+pub mod waited;
 pub mod worker_set;
 pub mod workers_key;
 
@@ -87,5 +88,6 @@ pub use time::Time;
 pub use turns::Turns;
 pub use version::Version;
 pub use view::{HostPlace, Member, Phase, View};
+pub use waited::{Cause, Wait, Waited};
 pub use worker_set::WorkerSet;
 pub use workers_key::WorkersKey;

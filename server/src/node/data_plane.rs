@@ -163,7 +163,13 @@ impl DataPlane {
 
     /// Follows the membership.
     pub(crate) fn handle_member(self: &Arc<Self>, event: MemberEvent) {
-        self.guard(|| self.with(|node, _| node.handle_member(event)));
+        self.guard(|| {
+            let ranks = self.with(|node, _| {
+                node.handle_member(event);
+                node.view().and_then(|view| view.workers().map(|worker| worker.index as usize + 1).max())
+            });
+            self.probe.show_ranks(ranks.unwrap_or_default());
+        });
     }
 
     /// As [`Node::handle_rate`].
@@ -390,6 +396,7 @@ impl DataPlane {
                     reporter.report_obeyed(order, outcome);
                 }
             }
+            Command::Timed { took, last } => self.probe.count_round(took, last.as_ref()),
             Command::Stalled { stall } => self.report(stall),
             Command::Measured { squares } => {
                 if let Some(reporter) = self.reporter.get() {
