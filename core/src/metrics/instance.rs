@@ -7,6 +7,8 @@ pub struct Instance {
     pub scope: &'static str,
     /// The value of the scope's label, such as the worker's rank.
     pub label: String,
+    /// Further labels of all its values, with their values.
+    pub further: Vec<(&'static str, String)>,
     /// Every metric of the scope by name.
     pub values: Vec<(&'static str, Value)>,
 }
@@ -57,6 +59,12 @@ impl Histogram {
 }
 
 impl Instance {
+    /// The same with the labels of a member of a job.
+    #[must_use]
+    pub fn of_member(self, role: &str, index: u32) -> Self {
+        Self { further: vec![("role", role.to_owned()), ("index", index.to_string())], ..self }
+    }
+
     /// The values as plain numbers, for Python. Of a histogram these are the sum, under its own name, and the count, under the name with
     /// `_count` in place of the unit. Families are left out.
     pub fn plain(&self) -> Vec<(String, u64)> {

@@ -2,10 +2,10 @@
 //!
 //! All metrics stand in one table, [`METRICS`]. [`report`] writes it for people, [`prometheus`] writes values for Prometheus.
 
-mod table;
 mod cells;
 mod instance;
 mod pairs;
+mod table;
 mod text;
 
 pub use cells::{ByCause, Cell, Durations, Indexed};

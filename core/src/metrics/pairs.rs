@@ -16,7 +16,9 @@ impl Instance {
             match value {
                 Value::Plain(value) => pairs.push(((*name).to_owned(), *value)),
                 Value::Family(numbers) => {
-                    pairs.extend(numbers.iter().map(|(labels, number)| (format!("{name}{{{}}}", labels.join(",")), *number)));
+                    pairs.extend(
+                        numbers.iter().map(|(labels, number)| (format!("{name}{{{}}}", labels.join(",")), *number)),
+                    );
                 }
                 Value::Histogram(Histogram { buckets, nanoseconds }) => {
                     pairs.push((format!("{name}{{sum}}"), *nanoseconds));
@@ -33,17 +35,25 @@ impl Instance {
     pub fn from_pairs(scope: &str, label: &str, pairs: &[(String, u64)]) -> Option<Self> {
         let scope = METRICS.iter().find(|metric| metric.scope == scope)?.scope;
         let mut values: Vec<(&'static str, Value)> = Vec::new();
+        // Where the value of each metric is, and which came last: pairs come in the order of the table.
+        let (mut places, mut last) = (vec![None; METRICS.len()], 0);
         let mut seen = BTreeSet::new();
         for (text, number) in pairs.iter().filter(|(text, _)| seen.insert(text)) {
             let (name, labels) = match text.split_once('{') {
                 Some((name, rest)) => (name, rest.strip_suffix('}')),
                 None => (text.as_str(), None),
             };
-            let Some(metric) = METRICS.iter().find(|metric| metric.scope == scope && metric.name == name) else { continue };
-            if !values.iter().any(|(known, _)| *known == metric.name) {
+            let (before, after) = METRICS.split_at(last);
+            let is_it = |metric: &Metric| metric.scope == scope && metric.name == name;
+            let found = after.iter().position(is_it).map(|at| last + at).or_else(|| before.iter().position(is_it));
+            let Some(at) = found else { continue };
+            last = at;
+            let metric = &METRICS[at];
+            let place = *places[last].get_or_insert_with(|| {
                 values.push((metric.name, metric.nothing()));
-            }
-            let (_, value) = values.iter_mut().find(|(known, _)| *known == metric.name).expect("added above");
+                values.len() - 1
+            });
+            let (_, value) = &mut values[place];
             match (value, labels) {
                 (Value::Plain(value), None) => *value = *number,
                 (Value::Family(numbers), Some(labels)) => {
@@ -61,7 +71,7 @@ impl Instance {
                 (Value::Plain(_), Some(_)) | (Value::Family(_) | Value::Histogram(_), None) => {}
             }
         }
-        Some(Self { scope, label: label.to_owned(), values })
+        Some(Self { scope, label: label.to_owned(), further: Vec::new(), values })
     }
 }
 

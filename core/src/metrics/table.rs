@@ -152,7 +152,7 @@ macro_rules! metrics {
 
                 /// The values now, of the one that `label` names.
                 pub fn instance(&self, label: impl Display) -> Instance {
-                    Instance { scope: $scope, label: label.to_string(), values: self.snapshot() }
+                    Instance { scope: $scope, label: label.to_string(), further: Vec::new(), values: self.snapshot() }
                 }
             }
         )+
@@ -299,6 +299,8 @@ metrics! {
         servers_joined: Gauge of Count;
         /// Members that are silent for longer than `suspect_timeout`.
         members_suspect: Gauge of Count;
+        /// Members that have told their metrics in the last seconds.
+        members_answered: Gauge of Count;
         /// Members that were given up.
         losses: Counter of Count;
         /// Whether the job runs: 1 once all members have joined, and 0 before that and after its end.

@@ -16,7 +16,9 @@ pub fn prometheus(instances: &[Instance]) -> String {
     for metric in METRICS {
         let value = |instance: &Instance| {
             let found = instance.values.iter().find(|(name, _)| *name == metric.name && instance.scope == metric.scope);
-            found.map(|(_, value)| (label(metric.label, &instance.label), value.clone()))
+            let further = instance.further.iter().map(|(name, value)| format!(",{}", label(name, value)));
+            let of = || label(metric.label, &instance.label) + &further.collect::<String>();
+            found.map(|(_, value)| (of(), value.clone()))
         };
         let values: Vec<(String, Value)> = instances.iter().filter_map(value).collect();
         if values.is_empty() {
@@ -48,7 +50,8 @@ fn samples(text: &mut String, metric: &Metric, name: &str, of: &str, value: &Val
             let mut count = 0_u64;
             for (bucket, in_bucket) in histogram.buckets.iter().enumerate() {
                 count = count.saturating_add(*in_bucket);
-                let bound = Histogram::bound(bucket).map_or_else(|| "+Inf".to_owned(), |bound| number(metric.unit, bound));
+                let bound =
+                    Histogram::bound(bucket).map_or_else(|| "+Inf".to_owned(), |bound| number(metric.unit, bound));
                 line("_bucket", &format!(",{}", label("le", &bound)), count.to_string());
             }
             line("_sum", "", number(metric.unit, histogram.nanoseconds));
@@ -152,7 +155,9 @@ gradlane_worker_push_bytes_total{rank=\"1\"} 2
     #[test]
     fn times_are_seconds_with_all_their_digits() {
         let worker = WorkerMetrics::default();
-        for (nanoseconds, seconds) in [(0, "0"), (1, "0.000000001"), (1_500_000_000, "1.5"), (u64::MAX, "18446744073.709551615")] {
+        for (nanoseconds, seconds) in
+            [(0, "0"), (1, "0.000000001"), (1_500_000_000, "1.5"), (u64::MAX, "18446744073.709551615")]
+        {
             WorkerMetrics::set(&worker.nccl_issue_nanoseconds, nanoseconds);
             let text = prometheus(&[worker.instance(0)]);
             let line = format!("gradlane_worker_nccl_issue_seconds_total{{rank=\"0\"}} {seconds}\n");

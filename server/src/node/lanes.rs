@@ -400,7 +400,11 @@ mod tests {
             tell: Box::new(move |told| ear.send(told).unwrap_or_default()),
             archive: Box::new(|_, _, _| unreachable!("nothing is frozen")),
         };
-        (SumLanes::new(NonZeroUsize::new(threads).unwrap(), inline, &resources, None, &stats, outlets).unwrap(), sent, told)
+        (
+            SumLanes::new(NonZeroUsize::new(threads).unwrap(), inline, &resources, None, &stats, outlets).unwrap(),
+            sent,
+            told,
+        )
     }
 
     /// A sealed sum with one sender and one reader.

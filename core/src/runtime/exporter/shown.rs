@@ -17,6 +17,19 @@ pub trait Shown: Send + Sync {
     fn standing(&self) -> Standing;
     /// Its metrics. `None` as long as it does not know what to call itself, such as its rank.
     fn values(&self) -> Option<Instance>;
+    /// What the members of its job have told it about themselves. `None` but of a coordinator.
+    fn gathered(&self) -> Option<Gathered> {
+        None
+    }
+}
+
+/// The metrics of the members of a job, as far as they have told them lately.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub struct Gathered {
+    /// Of each member that has told them.
+    pub instances: Vec<Instance>,
+    /// The members that have not, such as `worker 5`.
+    pub missing: Vec<String>,
 }
 
 /// The answer to an operator who asks for the metrics of `shown`.

@@ -368,9 +368,7 @@ impl Outliving {
         let (task, _, _) = self.push().expect("it may go");
         self.summed(task);
         self.land(task);
-        let is_end = |command: &Command| {
-            matches!(command, Command::Resolve { submission, outcome: Ok(()), .. } if *submission == id)
-        };
+        let is_end = |command: &Command| matches!(command, Command::Resolve { submission, outcome: Ok(()), .. } if *submission == id);
         assert!(self.seen.iter().any(is_end), "{:?}", self.seen);
         task
     }
