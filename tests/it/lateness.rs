@@ -1,5 +1,6 @@
 //! Servers say who was late, and why, in a job of real processes.
 
+use std::path::Path;
 use std::time::Duration;
 
 use gradlane_core::types::Cause;
@@ -7,7 +8,7 @@ use gradlane_tests::over::Over;
 use gradlane_tests::patience::eventually;
 use gradlane_tests::processes::Process;
 
-use crate::actors::{coordinator, server, worker};
+use crate::actors::{ACTOR, coordinator, server, worker};
 use crate::exporter::{get, ports};
 
 /// How long one worker waits before it submits, while all others have contributed.
@@ -37,7 +38,7 @@ fn servers_name_the_worker_that_submits_late_and_no_other() {
     assert_eq!(before.last.iter().sum::<f64>(), before.rounds);
     assert!(before.late.iter().flatten().sum::<f64>() <= before.round_seconds, "only rounds are waited in");
 
-    for round in 1..=ROUNDS {
+    let round_with_a_late_worker = |puppets: &mut [Process; 3], round: u32| {
         for (name, body) in ["left", "right"].into_iter().zip(bodies) {
             let received = read(&ports).received;
             puppets[..2].iter_mut().for_each(|puppet| puppet.order(&format!("sum {name} {round}")));
@@ -46,7 +47,8 @@ fn servers_name_the_worker_that_submits_late_and_no_other() {
             puppets[2].order(&format!("sum {name} {round}"));
             puppets.iter_mut().for_each(|puppet| assert_eq!(puppet.line(), "ok"));
         }
-    }
+    };
+    (1..=ROUNDS).for_each(|round| round_with_a_late_worker(&mut puppets, round));
     let after = counted(&ports, &mut puppets[0]);
     let late = |rank: usize, cause: Cause| after.late[rank][cause as usize] - before.late[rank][cause as usize];
     for rank in [0, 1] {
@@ -57,6 +59,24 @@ fn servers_name_the_worker_that_submits_late_and_no_other() {
     let paused = PAUSE.as_secs_f64() * f64::from(2 * ROUNDS);
     assert!(late(2, Cause::Submit) > 0.9 * paused, "{} of {paused} s", late(2, Cause::Submit));
     assert!(after.late.iter().flatten().sum::<f64>() <= after.round_seconds + 1e-6);
+
+    // `gradlane top` finds the job by itself, and says the same of the second that it looks at.
+    let mut round = ROUNDS;
+    let named = std::iter::repeat_with(|| {
+        let mut top = Process::start(Path::new(ACTOR), &["top"], home.path(), &[]);
+        while !top.has_ended() {
+            round += 1;
+            round_with_a_late_worker(&mut puppets, round);
+        }
+        let ended = top.end();
+        assert_eq!(ended.code, Some(0), "{ended:?}");
+        let [head, verdict, ..] = &ended.output[..] else { panic!("{ended:?}") };
+        assert!(head.contains(" 3/3 workers 2/2 servers"), "{head}");
+        assert!(!ended.output.iter().any(|line| line.contains('\x1b')), "a pipe gets plain text: {ended:?}");
+        // A machine that is busy with other things may have had no round in that second.
+        verdict.starts_with("VERDICT rank 2 late (submit) ")
+    });
+    assert!(named.take(10).any(|is_named| is_named));
 }
 
 /// What the servers count, once they have counted all rounds to which this worker has contributed. Workers have a sum just before that.
