@@ -3,6 +3,7 @@
 mod actors;
 mod barrier;
 mod batches;
+mod board;
 mod breakdown;
 mod breaks;
 mod c_interface;
