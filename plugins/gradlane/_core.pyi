@@ -126,10 +126,11 @@ class _Names(TypedDict):
     codecs: list[str]
 
 class _MetricRow(TypedDict):
-    scope: Literal["worker", "server"]
+    scope: Literal["worker", "server", "coordinator", "exporter"]
     name: str
-    kind: Literal["counter", "gauge"]
-    unit: Literal["bytes"] | None
+    labels: list[str]
+    kind: Literal["counter", "gauge", "histogram"]
+    unit: Literal["bytes", "nanoseconds"] | None
     help: str
 
 _Checkpointed = tuple[int, str, int, int, int, list[tuple[int, int]], str]

@@ -70,8 +70,7 @@ fn obey(engine: &Engine) -> Result<i32> {
     for line in std::io::stdin().lines() {
         let line = line.expect("the test writes text");
         if let Some(metric) = line.strip_prefix("metric ") {
-            let all = engine.metrics().snapshot();
-            say(&all.into_iter().find(|(name, _)| *name == metric).expect("a metric").1.to_string());
+            say(&engine.metrics().instance(0).number(metric).expect("a metric").to_string());
             continue;
         }
         let done = match line.split(' ').collect::<Vec<_>>()[..] {

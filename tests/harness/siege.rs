@@ -15,7 +15,7 @@ use gradlane_core::identity::{Authority, Credentials};
 use gradlane_core::runtime::{Clock, Membership, MembershipOptions, process, status};
 use gradlane_core::transport::quic::vandal::siege::{Manner, Pass, Plan, Siege, initials};
 use gradlane_core::types::{
-    Address, DType, Epoch, JoinString, Op, PartId, Participants, Role, Round, Scheme, TensorKey, Time, View,
+    Address, DType, Epoch, JoinString, Op, PartId, Participants, Role, Round, Scheme, TensorKey, Time, View, Waited,
 };
 use gradlane_core::wire::frame::Progress;
 use gradlane_core::wire::{Body, Contribute, Contribution, Frame, Hold, Request, Target, VERSION};
@@ -475,7 +475,7 @@ fn joined(join: &JoinString, credentials: &Arc<Credentials>) -> Membership {
     let member = MemberConfig { requested: Some(2), workers: 3, ..process::member(Role::Worker, &config) };
     let (coordinator, credentials) = (join.address.clone(), Arc::clone(credentials));
     let options = MembershipOptions { member, coordinator, credentials };
-    Membership::start(options, Clock::start(), Progress::default, drop).expect("there is a thread")
+    Membership::start(options, Clock::start(), None, Progress::default, drop).expect("there is a thread")
 }
 
 /// The header of a contribution to a tensor that nobody declared.
@@ -490,6 +490,7 @@ fn contribution() -> Vec<u8> {
         participants: Participants::ALL,
         weight: 1.0,
         urgency: 0,
+        waited: Waited::default(),
         part_bytes: 1 << 22,
         hold: Hold::No,
         is_given: false,

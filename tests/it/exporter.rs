@@ -70,6 +70,20 @@ fn every_process_of_a_job_shows_its_metrics_and_is_ready_once_it_can_work() {
     }
     assert!(value(&text, "gradlane_coordinator_frames_total{") > 3, "{text}");
 
+    // The coordinator's address shows the whole job, and says who is silent.
+    let sample = "gradlane_worker_submissions_total{rank=\"1\",role=\"worker\",index=\"1\"} 3\n";
+    until(ports[0], "/job", sample);
+    let received = "gradlane_server_received_bytes_total{server=\"0\",role=\"server\",index=\"0\"}";
+    let text = until(ports[0], "/job", &format!("{received} {}\n", pushed[0] + pushed[1]));
+    assert!(text.starts_with("# 3 of 3 members answered\n"), "{text}");
+    assert_eq!(get(ports[1], "/job").0, 404, "a server knows itself alone");
+    until(ports[0], "/metrics", "gradlane_coordinator_members_answered{job_name=\"default\"} 3");
+    signal(second.pid(), "STOP");
+    let text = until(ports[0], "/job", "# 2 of 3 members answered; missing: worker 1\n");
+    assert!(!text.contains("rank=\"1\",role"), "what it told is old: {text}");
+    signal(second.pid(), "CONT");
+    until(ports[0], "/job", "# 3 of 3 members answered\n");
+
     // If a worker is lost, the others are not ready any more.
     signal(second.pid(), "KILL");
     until(ports[2], "/readyz", "worker: failed");
@@ -199,7 +213,7 @@ fn until(port: u16, path: &str, wanted: &str) -> String {
 }
 
 /// The status and the body of a page.
-fn get(port: u16, path: &str) -> (u16, String) {
+pub(crate) fn get(port: u16, path: &str) -> (u16, String) {
     ask(port, path).unwrap_or_else(|| panic!("nobody answers at {port}"))
 }
 
@@ -227,7 +241,7 @@ fn value(text: &str, start: &str) -> u64 {
 }
 
 /// So many free ports that follow each other. They are below those that the system gives out by itself.
-fn ports(count: u16) -> Vec<u16> {
+pub(crate) fn ports(count: u16) -> Vec<u16> {
     use std::sync::atomic::{AtomicU16, Ordering};
     /// Tests of one process do not ask for the same ones.
     static NEXT: AtomicU16 = AtomicU16::new(0);

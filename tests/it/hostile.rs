@@ -20,7 +20,7 @@ use gradlane_core::transport::router::Router;
 use gradlane_core::transport::{Answer, Peer, Pull, Push, Transport};
 use gradlane_core::types::{
     DType, Done, Epoch, ExchangeId, Incarnation, LinkId, Member, Op, PartId, Participants, Phase, Process, Role, Round,
-    TensorKey, Time, View, WorkerId,
+    TensorKey, Time, View, Waited, WorkerId,
 };
 use gradlane_core::wire::frame::{Join, Progress, Stall};
 use gradlane_core::wire::header::HEADER_BYTES;
@@ -383,6 +383,7 @@ fn push() -> Contribute {
         participants: Participants::ALL,
         weight: 1.0,
         urgency: 0,
+        waited: Waited::default(),
         part_bytes: 4,
         hold: Hold::No,
         is_given: false,

@@ -3,6 +3,7 @@
 mod actors;
 mod barrier;
 mod batches;
+mod board;
 mod breakdown;
 mod breaks;
 mod c_interface;
@@ -29,6 +30,7 @@ mod handles;
 mod harness;
 mod hostile;
 mod kills;
+mod lateness;
 mod lifecycle;
 mod lost_servers;
 mod membership;

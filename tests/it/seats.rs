@@ -104,6 +104,6 @@ pub(crate) fn start(over: Over, machines: &[&str], settings: &[(&str, &str)]) ->
 
 /// What a counter has come to, over all workers.
 pub(crate) fn total(cluster: &Cluster, name: &str) -> u64 {
-    let value = |engine: &Engine| engine.metrics().snapshot().into_iter().find(|(other, _)| *other == name).unwrap().1;
+    let value = |engine: &Engine| engine.metrics().instance(0).number(name).unwrap();
     cluster.workers.iter().map(value).sum()
 }

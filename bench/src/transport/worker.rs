@@ -12,6 +12,7 @@ use gradlane_core::transport::router::Router;
 use gradlane_core::transport::{Answer, Listener, Peer, Pull, Push, Torn, Transport};
 use gradlane_core::types::{
     Address, DType, Done, Epoch, ExchangeId, JoinString, LinkId, NodeId, Op, PartId, Participants, Role, TensorKey,
+    Waited,
 };
 use gradlane_core::wire::{Body, Contribute, Contribution, Hold, Request, Target};
 use serde::{Deserialize, Serialize};
@@ -217,6 +218,7 @@ fn header(part: PartId, part_bytes: u64) -> Contribute {
         participants: Participants::ALL,
         weight: 1.0,
         urgency: 0,
+        waited: Waited::default(),
         part_bytes,
         hold: Hold::No,
         is_given: false,

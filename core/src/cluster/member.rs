@@ -217,6 +217,7 @@ impl Member {
             Frame::Forming(forming) => self.handle_forming(now, &forming),
             Frame::Join(_)
             | Frame::Heartbeat { .. }
+            | Frame::Metrics(_)
             | Frame::Declare { .. }
             | Frame::Undeclare { .. }
             | Frame::Barrier { .. }

@@ -16,7 +16,7 @@ use super::inline::Inline;
 use super::job::Job;
 use super::metrics::Metrics;
 use super::shared::{Dispatch, Shared};
-use super::state::Effect;
+use super::state::{Effect, Resolved};
 use super::submit::HERE_BYTES_MAX;
 use crate::error::Result;
 use crate::pipeline::Stage;
@@ -124,7 +124,7 @@ impl Dispatch for Dispatcher {
                         collective.decline(declined);
                     }
                 }
-                Effect::Resolve(done, outcome, tensors) => resolve(shared, done, outcome, tensors),
+                Effect::Resolve(done, ended) => resolve(shared, done, ended),
                 Effect::Issue(issue, marks) => issue(marks),
                 Effect::Declare { request, tensors, fuse } => declare(shared, request, tensors, fuse),
                 Effect::Undeclare { request, names } => undeclare(shared, request, names),
@@ -168,7 +168,9 @@ fn wake_poller(shared: &Shared) {
     }
 }
 
-fn resolve(shared: &Shared, done: Done<()>, outcome: Result<()>, tensors: u64) {
+fn resolve(shared: &Shared, done: Done<()>, ended: Resolved) {
+    let Resolved { outcome, tensors, took } = ended;
+    shared.metrics.push_pull_duration_nanoseconds.add(took);
     Metrics::add(&shared.metrics.resolved, tensors);
     Metrics::add(&shared.metrics.failed, if outcome.is_err() { tensors } else { 0 });
     done.report(outcome);

@@ -145,6 +145,7 @@ impl Engine {
         let membership = Membership::start(
             MembershipOptions { member, coordinator: options.coordinator, credentials: options.credentials },
             clock,
+            Some(Arc::clone(&shared.probe) as _),
             move || reporter.upgrade().map(|shared| shared.look(|state| state.worker.progress())).unwrap_or_default(),
             move |event| {
                 if let Some(shared) = listener.upgrade() {

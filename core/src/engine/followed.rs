@@ -23,10 +23,18 @@ pub struct Followed {
     clock: Clock,
     /// How long no operation may begin or end while some are open.
     bound: Duration,
+    counted: Waits,
+}
+
+/// What is counted of the waits for operations.
+#[derive(Clone, Default, Debug)]
+pub(super) struct Waits {
     /// Operations for whose end a stream has waited.
-    stream_waits: Arc<AtomicU64>,
+    pub(super) streams: Arc<AtomicU64>,
     /// Waits of threads for the end of an operation.
-    host_waits: Arc<AtomicU64>,
+    pub(super) threads: Arc<AtomicU64>,
+    /// The time of waits of threads.
+    pub(super) blocked_nanoseconds: Arc<AtomicU64>,
 }
 
 #[derive(Default, Debug)]
@@ -44,17 +52,15 @@ struct Open {
 
 impl Default for Followed {
     fn default() -> Self {
-        let (stream_waits, host_waits) = Default::default();
         let (open, ended) = (Mutex::default(), Condvar::new());
-        Self { open, ended, clock: Clock::start(), bound: ALONE_BOUND, stream_waits, host_waits }
+        Self { open, ended, clock: Clock::start(), bound: ALONE_BOUND, counted: Waits::default() }
     }
 }
 
 impl Followed {
-    /// Counts in these metrics. Operations that are open for longer than `bound` without any that begins or ends are given up.
-    pub(super) fn counting(stream_waits: &Arc<AtomicU64>, host_waits: &Arc<AtomicU64>, bound: Duration) -> Self {
-        let (stream_waits, host_waits) = (Arc::clone(stream_waits), Arc::clone(host_waits));
-        Self { stream_waits, host_waits, bound, ..Self::default() }
+    /// Counts waits there. Operations that are open for longer than `bound` without any that begins or ends are given up.
+    pub(super) fn counting(counted: Waits, bound: Duration) -> Self {
+        Self { counted, bound, ..Self::default() }
     }
 
     /// Tells the error of an operation of whose end nobody else was told, once.
@@ -112,7 +118,7 @@ impl Followed {
 
     /// A stream waits for an operation that has not ended.
     pub(super) fn begin(&self) {
-        self.stream_waits.fetch_add(1, Ordering::Relaxed);
+        self.counted.streams.fetch_add(1, Ordering::Relaxed);
         let mut open = self.lock();
         open.operations += 1;
         open.moved = self.clock.now();
@@ -169,7 +175,14 @@ impl Followed {
 
     /// A thread waits for the end of an operation.
     pub(super) fn count_host_wait(&self) {
-        self.host_waits.fetch_add(1, Ordering::Relaxed);
+        self.counted.threads.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// A thread of the caller was blocked for so long.
+    pub(super) fn count_blocked(&self, blocked: Duration) {
+        self.counted
+            .blocked_nanoseconds
+            .fetch_add(u64::try_from(blocked.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
     }
 
     fn lock(&self) -> MutexGuard<'_, Open> {

@@ -178,8 +178,9 @@ impl Handle {
             return outcome;
         }
         let clock = Clock::start();
-        let outcome = self.slot_when(timeout, &clock, Resolution::is_resolved)?.outcome.clone();
-        let outcome = outcome.ok_or_else(|| still_running(&clock))?;
+        let outcome = self.slot_when(timeout, &clock, Resolution::is_resolved).map(|state| state.outcome.clone());
+        self.followed.count_blocked(waited(&clock));
+        let outcome = outcome?.ok_or_else(|| still_running(&clock))?;
         self.followed.count_host_wait();
         if outcome.is_err() {
             self.followed.told(self.id);
@@ -198,9 +199,10 @@ impl Handle {
     /// As [`wait`](Self::wait). Those of [`Mark::precede`](crate::cuda::Mark::precede); the operation then goes on.
     pub fn follow(&self, timeout: Option<Duration>, stream: impl Fn(Ordinal) -> Option<u64>) -> Result<()> {
         let clock = Clock::start();
-        let state = self.slot_when(timeout, &clock, Resolution::is_issued)?;
-        let (outcome, marks) = (state.outcome.clone(), state.issued.clone());
-        drop(state);
+        let state = self.slot_when(timeout, &clock, Resolution::is_issued);
+        let state = state.map(|state| (state.outcome.clone(), state.issued.clone()));
+        self.followed.count_blocked(waited(&clock));
+        let (outcome, marks) = state?;
         let marks = match (outcome, marks) {
             (Some(outcome), _) => return outcome,
             (None, None) => return Err(still_running(&clock)),

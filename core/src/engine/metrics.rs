@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 pub use crate::metrics::WorkerMetrics as Metrics;
 
+use super::followed::Waits;
 use crate::collective::Traffic;
 use crate::mem::Copies;
 use crate::types::{Effect, Fate};
@@ -24,6 +25,15 @@ impl Metrics {
             broadcast: Arc::clone(&self.nccl_broadcast_bytes),
             groups: Arc::clone(&self.nccl_groups),
             issue_nanoseconds: Arc::clone(&self.nccl_issue_nanoseconds),
+        }
+    }
+
+    /// Waits that count in these.
+    pub(super) fn waits(&self) -> Waits {
+        Waits {
+            streams: Arc::clone(&self.stream_waits),
+            threads: Arc::clone(&self.host_waits),
+            blocked_nanoseconds: Arc::clone(&self.caller_blocked_nanoseconds),
         }
     }
 

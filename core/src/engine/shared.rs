@@ -96,7 +96,7 @@ impl Shared {
         let bound = worker.bounds().call;
         let metrics = Arc::new(metrics);
         let residual_bytes = Arc::clone(&metrics.residual_bytes);
-        let followed = Arc::new(Followed::counting(&metrics.stream_waits, &metrics.host_waits, bound));
+        let followed = Arc::new(Followed::counting(metrics.waits(), bound));
         Self {
             clock,
             transport,

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::time::Duration;
 
 use super::handle::Issue;
 use super::loans::{InUse, Loans, User};
@@ -37,13 +38,21 @@ pub(super) struct State {
     effects: Vec<Effect>,
 }
 
+/// The end of a submission.
+pub(super) struct Resolved {
+    pub(super) outcome: Result<()>,
+    /// How many tensors it has.
+    pub(super) tensors: u64,
+    /// How long it took.
+    pub(super) took: Duration,
+}
+
 /// The work to do after the lock is released.
 pub(super) enum Effect {
     Wake(crate::pipeline::Stage),
     Abandon(Held),
     Decline(Declined),
-    /// With the number of tensors that it is about.
-    Resolve(Done<()>, Result<()>, u64),
+    Resolve(Done<()>, Resolved),
     /// Tell a handle that all work is on devices, before these marks.
     Issue(Issue, Marks),
     Declare {
@@ -171,11 +180,12 @@ impl State {
                     }
                     continue;
                 }
-                Command::Resolve { submission, tensors, effect, outcome } => {
+                Command::Resolve { submission, tensors, submitted, effect, outcome } => {
                     if let Some(effect) = effect {
                         self.loans.used(submission, effect);
                     }
-                    Effect::Resolve(self.loans.end(submission), outcome, tensors)
+                    let ended = Resolved { outcome, tensors, took: now.since(submitted) };
+                    Effect::Resolve(self.loans.end(submission), ended)
                 }
                 Command::Issued { submission } => {
                     let Some((issue, marks)) = self.loans.issued(submission) else { continue };

@@ -5,6 +5,9 @@ use std::fmt::Display;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use super::cells::{ByCause, Cell, Durations, Indexed};
+use super::instance::{Instance, Value};
+
 /// A row of the table.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Metric {
@@ -12,6 +15,8 @@ pub struct Metric {
     pub scope: &'static str,
     /// The label that tells several of that scope apart, such as `rank`.
     pub label: &'static str,
+    /// The labels that it has besides that one, such as `cause`.
+    pub labels: &'static [&'static str],
     /// Its name in snapshots and in Python. It ends with the unit, if it has one.
     pub name: &'static str,
     /// How its value moves.
@@ -29,6 +34,8 @@ pub enum Kind {
     Counter,
     /// It grows and shrinks.
     Gauge,
+    /// It counts durations by their length.
+    Histogram,
 }
 
 impl Kind {
@@ -37,6 +44,7 @@ impl Kind {
         match self {
             Self::Counter => "counter",
             Self::Gauge => "gauge",
+            Self::Histogram => "histogram",
         }
     }
 }
@@ -63,20 +71,10 @@ impl Unit {
     }
 }
 
-/// The values of one worker, server, coordinator or exporter at one time.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Instance {
-    /// The scope of its metrics.
-    pub scope: &'static str,
-    /// The value of the scope's label, such as the worker's rank.
-    pub label: String,
-    /// Every metric of the scope by name.
-    pub values: Vec<(&'static str, u64)>,
-}
-
 /// Makes a structure of counters and gauges for each scope, and [`METRICS`]. A row reads `name: Kind of Unit;`, below its documentation. A
 /// counter that others hold too has `, shared` behind its unit. A gauge that follows from other values is computed:
-/// `name: Gauge of Unit = |metrics| value;`.
+/// `name: Gauge of Unit = |metrics| value;`. What has more than one number says its [`Cell`], and the labels that tell the numbers apart:
+/// `name: Kind of Unit by "label" in Cell;`.
 macro_rules! metrics {
     ($(
         $(#[doc = $scope_doc:literal])+
@@ -92,11 +90,18 @@ macro_rules! metrics {
                 $gauge:ident: Gauge of $gauge_unit:ident = $value:expr;
             )*
         }
+        cells {
+            $(
+                $(#[doc = $cell_help:literal])+
+                $cell:ident: $cell_kind:ident of $cell_unit:ident $(by $($cell_label:literal)+)? in $type:ident;
+            )*
+        }
     )+) => {
         /// Every metric, by scope.
         pub const METRICS: &[Metric] = &[$(
-            $(metrics!(@row $scope, $label, $name, $kind, $unit, $($help),+),)+
-            $(metrics!(@row $scope, $label, $gauge, Gauge, $gauge_unit, $($gauge_help),+),)*
+            $(metrics!(@row $scope, $label, [], $name, $kind, $unit, $($help),+),)+
+            $(metrics!(@row $scope, $label, [], $gauge, Gauge, $gauge_unit, $($gauge_help),+),)*
+            $(metrics!(@row $scope, $label, [$($($cell_label),+)?], $cell, $cell_kind, $cell_unit, $($cell_help),+),)*
         )+];
 
         $(
@@ -105,7 +110,10 @@ macro_rules! metrics {
             pub struct $set {$(
                 $(#[doc = $help])+
                 pub $name: metrics!(@cell $($shared)?),
-            )+}
+            )+$(
+                $(#[doc = $cell_help])+
+                pub $cell: $type,
+            )*}
 
             impl $set {
                 /// Adds `by` to `counter`, one of the fields.
@@ -134,21 +142,26 @@ macro_rules! metrics {
                 )*
 
                 /// Every metric with its name, in the order of the table.
-                pub fn snapshot(&self) -> Vec<(&'static str, u64)> {
-                    vec![$((stringify!($name), self.$name()),)+ $((stringify!($gauge), self.$gauge()),)*]
+                pub fn snapshot(&self) -> Vec<(&'static str, Value)> {
+                    vec![
+                        $((stringify!($name), Value::Plain(self.$name())),)+
+                        $((stringify!($gauge), Value::Plain(self.$gauge())),)*
+                        $((stringify!($cell), self.$cell.value()),)*
+                    ]
                 }
 
                 /// The values now, of the one that `label` names.
                 pub fn instance(&self, label: impl Display) -> Instance {
-                    Instance { scope: $scope, label: label.to_string(), values: self.snapshot() }
+                    Instance { scope: $scope, label: label.to_string(), further: Vec::new(), values: self.snapshot() }
                 }
             }
         )+
     };
-    (@row $scope:literal, $label:literal, $name:ident, $kind:ident, $unit:ident, $($help:literal),+) => {
+    (@row $scope:literal, $label:literal, [$($labels:literal),*], $name:ident, $kind:ident, $unit:ident, $($help:literal),+) => {
         Metric {
             scope: $scope,
             label: $label,
+            labels: &[$($labels),*],
             name: stringify!($name),
             kind: Kind::$kind,
             unit: Unit::$unit,
@@ -230,6 +243,8 @@ metrics! {
         stream_waits: Counter of Count, shared;
         /// Waits of the caller's threads for the end of an operation. A training step on devices has none for its gradients.
         host_waits: Counter of Count, shared;
+        /// Time in which the caller's threads waited for handles: communication that hid behind no computation.
+        caller_blocked_nanoseconds: Counter of Nanoseconds, shared;
         /// Connections made to servers, again after a loss included.
         connections: Counter of Count;
         /// Connections among them that go through shared memory, to servers on this machine.
@@ -244,6 +259,10 @@ metrics! {
         /// Operations that have not ended.
         handles_live: Gauge of Count = |metrics| metrics.submissions().saturating_sub(metrics.resolved());
     }
+    cells {
+        /// Time from the submission of an operation to its end. In Python, this is the sum, and `push_pull_duration_count` counts the operations.
+        push_pull_duration_nanoseconds: Histogram of Nanoseconds in Durations;
+    }
 
     /// What one server counted since its start.
     "server" by "server": ServerMetrics {
@@ -256,6 +275,17 @@ metrics! {
         copied_bytes: Counter of Bytes, shared;
     }
     computed {}
+    cells {
+        /// Time from the first byte of a round of a part to its sum.
+        round_duration_nanoseconds: Histogram of Nanoseconds in Durations;
+        /// Time in which only this worker was missing in a round, by what its contribution waited for. Where the workers of a machine reduce among
+        /// themselves, it is the worker that brings their sum.
+        late_nanoseconds: Counter of Nanoseconds by "rank" "cause" in ByCause;
+        /// Rounds of parts whose last contribution was that of this worker, where there was another one.
+        last: Counter of Count by "rank" in Indexed;
+        /// Time in which a sum lane worked, whichever thread did it.
+        lane_busy_nanoseconds: Counter of Nanoseconds by "lane" in Indexed;
+    }
 
     /// What the coordinator of a job counted since its start, and what it knows of the job.
     "coordinator" by "job_name": CoordinatorMetrics {
@@ -269,6 +299,8 @@ metrics! {
         servers_joined: Gauge of Count;
         /// Members that are silent for longer than `suspect_timeout`.
         members_suspect: Gauge of Count;
+        /// Members that have told their metrics in the last seconds.
+        members_answered: Gauge of Count;
         /// Members that were given up.
         losses: Counter of Count;
         /// Whether the job runs: 1 once all members have joined, and 0 before that and after its end.
@@ -301,6 +333,7 @@ metrics! {
             expected.saturating_sub(metrics.workers_joined() + metrics.servers_joined())
         };
     }
+    cells {}
 
     /// What the exporter of a process counted: the thread that answers these requests.
     "exporter" by "version": ExporterMetrics {
@@ -312,6 +345,7 @@ metrics! {
         connections_refused: Counter of Count;
     }
     computed {}
+    cells {}
 }
 
 #[cfg(test)]
@@ -342,7 +376,7 @@ mod tests {
         WorkerMetrics::add(&metrics.submissions, 5);
         WorkerMetrics::add(&metrics.resolved, 2);
         assert_eq!((metrics.copied_bytes(), metrics.submissions(), metrics.handles_live()), (7, 5, 3));
-        assert!(metrics.snapshot().contains(&("copied_bytes", 7)));
+        assert!(metrics.snapshot().contains(&("copied_bytes", Value::Plain(7))));
     }
 
     #[test]

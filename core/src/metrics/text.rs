@@ -2,12 +2,13 @@
 
 use std::fmt::Write as _;
 
-use super::table::{Instance, Kind, METRICS, Metric};
+use super::instance::{Histogram, Instance, Value};
+use super::table::{Kind, METRICS, Metric, Unit};
 
 /// The values of `instances` in the [text exposition format] of Prometheus, version 0.0.4.
 ///
-/// A metric is called `gradlane_<scope>_<name>`, and a counter ends in `_total`. The label of the scope tells the instances apart. There
-/// is no label for the job, because Prometheus adds its own label `job` to what it collects.
+/// A metric is called `gradlane_<scope>_<name>`, and a counter ends in `_total`. Times are in seconds. The label of the scope tells the instances
+/// apart. There is no label for the job, because Prometheus adds its own label `job` to what it collects.
 ///
 /// [text exposition format]: https://prometheus.io/docs/instrumenting/exposition_formats/
 pub fn prometheus(instances: &[Instance]) -> String {
@@ -15,27 +16,69 @@ pub fn prometheus(instances: &[Instance]) -> String {
     for metric in METRICS {
         let value = |instance: &Instance| {
             let found = instance.values.iter().find(|(name, _)| *name == metric.name && instance.scope == metric.scope);
-            found.map(|(_, value)| (escape(&instance.label).replace('"', "\\\""), *value))
+            let further = instance.further.iter().map(|(name, value)| format!(",{}", label(name, value)));
+            let of = || label(metric.label, &instance.label) + &further.collect::<String>();
+            found.map(|(_, value)| (of(), value.clone()))
         };
-        let mut values = instances.iter().filter_map(value).peekable();
-        if values.peek().is_none() {
+        let values: Vec<(String, Value)> = instances.iter().filter_map(value).collect();
+        if values.is_empty() {
             continue;
         }
-        let (name, label) = (exported_name(metric), metric.label);
-        let kind = metric.kind.name();
+        let (name, kind) = (exported_name(metric), metric.kind.name());
         writeln!(text, "# HELP {name} {}\n# TYPE {name} {kind}", escape(metric.help)).expect("a String takes all");
-        for (instance, value) in values {
-            writeln!(text, "{name}{{{label}=\"{instance}\"}} {value}").expect("a String takes all");
+        for (of, value) in values {
+            samples(&mut text, metric, &name, &of, &value);
         }
     }
     text
 }
 
-/// All metrics, each with the heading of its scope: name, kind, unit, name in Prometheus, meaning.
+/// The samples of one metric of one instance, which `of` names.
+fn samples(text: &mut String, metric: &Metric, name: &str, of: &str, value: &Value) {
+    let mut line = |suffix: &str, further: &str, value: String| {
+        writeln!(text, "{name}{suffix}{{{of}{further}}} {value}").expect("a String takes all");
+    };
+    match value {
+        Value::Plain(value) => line("", "", number(metric.unit, *value)),
+        Value::Family(numbers) => {
+            for (labels, value) in numbers {
+                let labels = metric.labels.iter().zip(labels).map(|(name, value)| format!(",{}", label(name, value)));
+                line("", &labels.collect::<String>(), number(metric.unit, *value));
+            }
+        }
+        Value::Histogram(histogram) => {
+            let mut count = 0_u64;
+            for (bucket, in_bucket) in histogram.buckets.iter().enumerate() {
+                count = count.saturating_add(*in_bucket);
+                let bound =
+                    Histogram::bound(bucket).map_or_else(|| "+Inf".to_owned(), |bound| number(metric.unit, bound));
+                line("_bucket", &format!(",{}", label("le", &bound)), count.to_string());
+            }
+            line("_sum", "", number(metric.unit, histogram.nanoseconds));
+            line("_count", "", count.to_string());
+        }
+    }
+}
+
+/// A value in the base unit of Prometheus.
+fn number(unit: Unit, value: u64) -> String {
+    match unit {
+        Unit::Count | Unit::Bytes => value.to_string(),
+        // With all its digits, which a float would not have.
+        Unit::Nanoseconds => {
+            let text = format!("{}.{:09}", value / NANOSECONDS, value % NANOSECONDS);
+            text.trim_end_matches('0').trim_end_matches('.').to_owned()
+        }
+    }
+}
+
+/// All metrics, each with the heading of its scope: name, kind, unit, name in Prometheus with further labels, meaning.
 pub fn rows() -> impl Iterator<Item = (String, [String; 5])> {
     METRICS.iter().map(|metric| {
         let unit = metric.unit.name().unwrap_or("-");
-        let row = [metric.name, metric.kind.name(), unit, &exported_name(metric), metric.help].map(str::to_owned);
+        let labels = if metric.labels.is_empty() { String::new() } else { format!("{{{}}}", metric.labels.join(",")) };
+        let exported = exported_name(metric) + &labels;
+        let row = [metric.name, metric.kind.name(), unit, &exported, metric.help].map(str::to_owned);
         (format!("Each {}, in Prometheus with the label `{}`", metric.scope, metric.label), row)
     })
 }
@@ -59,12 +102,22 @@ pub fn report() -> String {
     text
 }
 
+/// The name of a metric in Prometheus, without what a histogram adds to it.
 fn exported_name(metric: &Metric) -> String {
     let suffix = match metric.kind {
         Kind::Counter => "_total",
-        Kind::Gauge => "",
+        Kind::Gauge | Kind::Histogram => "",
     };
-    format!("gradlane_{}_{}{suffix}", metric.scope, metric.name)
+    let name = match metric.name.strip_suffix("_nanoseconds") {
+        Some(stem) => format!("{stem}_seconds"),
+        None => metric.name.to_owned(),
+    };
+    format!("gradlane_{}_{name}{suffix}", metric.scope)
+}
+
+/// A label with its value.
+fn label(name: &str, value: &str) -> String {
+    format!("{name}=\"{}\"", escape(value).replace('"', "\\\""))
 }
 
 /// A text in which a backslash or an end of a line does not end its line of the format.
@@ -72,12 +125,16 @@ fn escape(text: &str) -> String {
     text.replace('\\', "\\\\").replace('\n', "\\n")
 }
 
+const NANOSECONDS: u64 = 1_000_000_000;
+
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
+    use std::time::Duration;
 
     use super::*;
     use crate::metrics::{CoordinatorMetrics, ExporterMetrics, ServerMetrics, WorkerMetrics};
+    use crate::types::Cause;
 
     #[test]
     fn values_stand_below_the_help_and_the_type_of_their_metric() {
@@ -96,10 +153,62 @@ gradlane_worker_push_bytes_total{rank=\"1\"} 2
     }
 
     #[test]
+    fn times_are_seconds_with_all_their_digits() {
+        let worker = WorkerMetrics::default();
+        for (nanoseconds, seconds) in
+            [(0, "0"), (1, "0.000000001"), (1_500_000_000, "1.5"), (u64::MAX, "18446744073.709551615")]
+        {
+            WorkerMetrics::set(&worker.nccl_issue_nanoseconds, nanoseconds);
+            let text = prometheus(&[worker.instance(0)]);
+            let line = format!("gradlane_worker_nccl_issue_seconds_total{{rank=\"0\"}} {seconds}\n");
+            assert!(text.contains(&line) && !text.contains("nanoseconds"), "{seconds}: {text}");
+        }
+    }
+
+    #[test]
+    fn a_family_has_a_sample_for_each_set_of_labels() {
+        let server = ServerMetrics::default();
+        server.late_nanoseconds.show(2);
+        server.late_nanoseconds.add(1, Cause::Submit, Duration::from_millis(71));
+        let text = prometheus(&[server.instance(3)]);
+        let line = |rank, cause, value| {
+            format!("gradlane_server_late_seconds_total{{server=\"3\",rank=\"{rank}\",cause=\"{cause}\"}} {value}\n")
+        };
+        for line in [line(0, "submit", "0"), line(1, "submit", "0.071"), line(1, "transfer", "0")] {
+            assert!(text.contains(&line), "{line}: {text}");
+        }
+    }
+
+    #[test]
+    fn buckets_count_all_that_is_shorter_too() {
+        let worker = WorkerMetrics::default();
+        for millis in [1, 1, 300] {
+            worker.push_pull_duration_nanoseconds.add(Duration::from_millis(millis));
+        }
+        let text = prometheus(&[worker.instance(0)]);
+        let of = |suffix: &str| format!("gradlane_worker_push_pull_duration_seconds{suffix}\n");
+        for line in [
+            of("_bucket{rank=\"0\",le=\"0.000256\"} 0"),
+            of("_bucket{rank=\"0\",le=\"0.001024\"} 2"),
+            of("_bucket{rank=\"0\",le=\"0.262144\"} 2"),
+            of("_bucket{rank=\"0\",le=\"1.048576\"} 3"),
+            of("_bucket{rank=\"0\",le=\"+Inf\"} 3"),
+            of("_sum{rank=\"0\"} 0.302"),
+            of("_count{rank=\"0\"} 3"),
+        ] {
+            assert!(text.contains(&line), "{line}: {text}");
+        }
+    }
+
+    #[test]
     fn every_metric_follows_the_rules_of_the_format() {
+        let server = ServerMetrics::default();
+        server.late_nanoseconds.show(2);
+        server.last.show(2);
+        server.lane_busy_nanoseconds.show(1);
         let text = prometheus(&[
             WorkerMetrics::default().instance(0),
-            ServerMetrics::default().instance(0),
+            server.instance(0),
             WorkerMetrics::default().instance(1),
             CoordinatorMetrics::default().instance("night"),
             ExporterMetrics::default().instance("0.1.0"),
@@ -145,7 +254,11 @@ gradlane_worker_push_bytes_total{rank=\"1\"} 2
             while let Some(line) = lines.next_if(|line| !line.starts_with('#')) {
                 let (sample, value) = line.rsplit_once(' ').expect(line);
                 assert!(value.parse::<f64>().is_ok(), "{line}");
-                labels.push(sample.strip_prefix(name).expect(line));
+                let rest = sample.strip_prefix(name).expect(line);
+                let suffix = rest.split('{').next().expect("at least one");
+                let suffixes = if kind == "histogram" { &["_bucket", "_sum", "_count"][..] } else { &[""] };
+                assert!(suffixes.contains(&suffix), "{line}");
+                labels.push(rest);
             }
             assert!(!labels.is_empty(), "{name} has no value");
             assert!(families.insert(name, (kind, labels)).is_none(), "{name} twice");

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use crossbeam_channel::{Sender, unbounded};
 
+use super::exporter::{self, Shown};
 use super::{Clock, Heard, Inputs, JobClock};
 use crate::cluster::{Member, MemberCommand, MemberConfig, MemberEvent, Patience};
 use crate::error::{Error, Result};
@@ -69,10 +70,11 @@ enum Input {
 
 impl Membership {
     /// Starts to join. Calls `events` on the membership's thread, in order, but reports declarations, barriers and answers to their `Done`. Calls
-    /// `progress` before each heartbeat.
+    /// `progress` before each heartbeat. Tells the coordinator the metrics of `shown` with heartbeats, once a second at most.
     pub fn start(
         options: MembershipOptions,
         clock: Clock,
+        shown: Option<Arc<dyn Shown>>,
         progress: impl Fn() -> Progress + Send + 'static,
         events: impl Fn(MemberEvent) + Send + 'static,
     ) -> Result<Self> {
@@ -96,6 +98,8 @@ impl Membership {
             declarations: BTreeMap::new(),
             barriers: BTreeMap::new(),
             asked: BTreeMap::new(),
+            shown,
+            showed: None,
             progress: Box::new(progress),
             events: Box::new(events),
         };
@@ -220,6 +224,9 @@ impl Drop for Membership {
     }
 }
 
+/// Scrapers ask every few seconds. A snapshot is a few KiB, so that a thousand members send the coordinator a few MB a second.
+const SHOW_EVERY: Duration = Duration::from_secs(1);
+
 /// Longer than the thread takes to end. One that is stuck is left behind, with a warning.
 const ENDING: Duration = Duration::from_secs(2);
 
@@ -240,6 +247,9 @@ struct Driver {
     barriers: BTreeMap<u64, Done<()>>,
     /// Requests to the store and to clocks.
     asked: BTreeMap<u64, Done<Answer>>,
+    shown: Option<Arc<dyn Shown>>,
+    /// When the coordinator was last told the metrics.
+    showed: Option<Time>,
     progress: Box<dyn Fn() -> Progress + Send>,
     events: Box<dyn Fn(MemberEvent) + Send>,
 }
@@ -370,6 +380,9 @@ impl Driver {
                 MemberCommand::Send(frame) => {
                     if let Some(link) = &self.link {
                         link.send(&frame);
+                        if let Frame::Heartbeat { .. } = frame {
+                            self.show();
+                        }
                     }
                 }
                 MemberCommand::Hangup => self.link = None,
@@ -379,6 +392,18 @@ impl Driver {
                 MemberCommand::Event(event) => self.report(event),
             }
         }
+    }
+
+    /// Tells the coordinator the metrics, if that is due.
+    fn show(&mut self) {
+        let (Some(shown), Some(link), now) = (&self.shown, &self.link, self.clock.now()) else { return };
+        if self.showed.is_some_and(|showed| now < showed + SHOW_EVERY) {
+            return;
+        }
+        // It has no place in its job yet. Until then the coordinator wants nothing but its heartbeats.
+        let Ok(ControlAnswer::Stats(stats)) = exporter::stats(&**shown) else { return };
+        link.send(&Frame::Metrics(stats));
+        self.showed = Some(now);
     }
 
     fn dial(&mut self) {

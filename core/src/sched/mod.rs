@@ -4,6 +4,7 @@
 //! The scheduler knows no addresses and no memory. The driver keeps the memory of a task under its [`TaskId`] until [`Command::Release`].
 
 pub mod task;
+mod waits;
 
 pub mod credit;
 mod queue;

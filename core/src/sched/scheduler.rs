@@ -54,6 +54,7 @@ use super::ids::{GroupId, TaskId};
 use super::queue::{Entry, StageQueue};
 use super::rules::{is_client, is_staged, needs_credit, waits_for_the_round_before};
 use super::task::{Outcome, Place, Purpose, Task, TaskSpec, Work};
+use super::waits::Starvation;
 use crate::error::{Error, Result};
 use crate::pipeline::{Pipeline, Stage};
 use crate::types::{Defect, PartId, Round, ServerId, Time};
@@ -147,6 +148,7 @@ pub struct Scheduler {
     has_staged: bool,
     /// When credit is lent on, if a task waits for some.
     credit_due: Option<Time>,
+    starvation: Starvation,
     /// Running tasks, by stage.
     running: [u32; Stage::COUNT],
     tasks: Arena<Work>,
@@ -189,6 +191,7 @@ impl Scheduler {
             holders: Vec::new(),
             has_staged: false,
             credit_due: None,
+            starvation: Starvation::default(),
             running: [0; Stage::COUNT],
             tasks: Arena::new(),
             groups: Arena::new(),
@@ -297,25 +300,9 @@ impl Scheduler {
         };
         if needs_credit(stage) {
             self.draw_credit(entry.task);
+            self.starvation.end(now);
         }
         Some(self.start(now, entry.task))
-    }
-
-    /// Makes a task that is in no queue a running one.
-    fn start(&mut self, now: Time, id: TaskId) -> Task {
-        let work = self.tasks.get_mut(id.0).expect("a task that begins a stage exists");
-        if !work.purpose.is_withdrawal() {
-            self.moved = now;
-        }
-        self.running[work.stage.index()] += 1;
-        work.place = Place::Running;
-        let is_unwanted = work.purpose.is_unwanted() || work.purpose == Purpose::Dropped;
-        let TaskSpec { part, server, bytes, round, .. } = work.spec;
-        let task = Task { id, part, server, bytes, round, attempt: work.attempt() };
-        if is_unwanted {
-            self.end_early(now, id);
-        }
-        task
     }
 
     /// Reports how a stage of a task ended.
@@ -323,11 +310,14 @@ impl Scheduler {
     /// # Panics
     /// If the task is not running.
     pub fn finish(&mut self, now: Time, id: TaskId, outcome: Outcome) {
-        let work = self.tasks.get(id.0).expect("a running task exists");
+        let work = self.tasks.get_mut(id.0).expect("a running task exists");
         if !work.purpose.is_withdrawal() {
             self.moved = now;
         }
         assert_eq!(work.place, Place::Running, "only a running task is finished");
+        if work.stage.precedes_push() {
+            work.waits.handle_stage_ended(now);
+        }
         self.running[work.stage.index()] -= 1;
         let stage = work.stage;
         match work.purpose {

@@ -2,9 +2,10 @@
 
 use super::ids::{GroupId, TaskId};
 use super::queue::Entry;
+use super::waits::Waits;
 use crate::error::Error;
 use crate::pipeline::{Route, Stage};
-use crate::types::{PartId, Priority, Round, ServerId, Time};
+use crate::types::{PartId, Priority, Round, ServerId, Time, Waited};
 
 /// What [`Scheduler::submit`](super::Scheduler::submit) needs to know about a task.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -40,6 +41,8 @@ pub struct Task {
     pub round: Round,
     /// How its exchange begins.
     pub attempt: Attempt,
+    /// In PUSH: what it waited for until the first one.
+    pub waited: Waited,
 }
 
 /// How the exchange of a task begins.
@@ -85,6 +88,8 @@ pub(super) struct Work {
     pub(super) since: Time,
     pub(super) purpose: Purpose,
     pub(super) tries: Tries,
+    /// What it waited for until its first push.
+    pub(super) waits: Waits,
     /// Whether later rounds of its part must wait for it.
     pub(super) holds_round: bool,
     /// Its index among the tasks that hold credit; `None` if it holds none.
@@ -196,10 +201,16 @@ impl Work {
             since: now,
             purpose: Purpose::Wanted,
             tries: Tries::default(),
+            waits: Waits::default(),
             holds_round: false,
             credit_place: None,
             is_broken_up: false,
         }
+    }
+
+    /// Whether it is on its way to its first push, so that what it waits for is noted.
+    pub(super) fn comes_to_push(&self) -> bool {
+        (self.stage == Stage::Push || self.stage.precedes_push()) && self.tries.failures == 0
     }
 
     /// Since when it waits for the end of its stage. Repeats are one wait: each of them comes to PUSH anew.

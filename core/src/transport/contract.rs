@@ -15,7 +15,7 @@ use crate::mem::borrow::region_of;
 use crate::mem::{Lease, Pool};
 use crate::types::{
     CodecSpec, DType, Done, Encoding, Epoch, ExchangeId, LinkId, NodeId, Op, PartId, Participants, Round, TensorKey,
-    WorkerId,
+    Waited, WorkerId,
 };
 use crate::wire::{
     self, Body as WireBody, Contribute, Contribution, Contributors, Hold, Request, Response, Sum, Target, Withdraw,
@@ -735,6 +735,7 @@ pub(super) fn contribute(bytes: u64) -> Contribute {
         participants: Participants::ALL,
         weight: 1.0,
         urgency: 3,
+        waited: Waited::default(),
         part_bytes: bytes,
         hold: Hold::No,
         is_given: false,

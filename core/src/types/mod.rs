@@ -40,6 +40,7 @@ pub mod time;
 pub mod turns;
 pub mod version;
 pub mod view;
+pub mod waited;
 pub mod worker_set;
 pub mod workers_key;
 
@@ -89,5 +90,6 @@ pub use time::Time;
 pub use turns::Turns;
 pub use version::Version;
 pub use view::{HostPlace, Member, Phase, View};
+pub use waited::{Cause, Wait, Waited};
 pub use worker_set::WorkerSet;
 pub use workers_key::WorkersKey;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::error::{Error, Result};
 use crate::types::{
     CheckpointAsk, Checkpointed, Closing, Control, ControlAnswer, ControlCommand, Epoch, Holdings, NodeId, Order,
-    PartId, PartLayout, Passage, Process, Round, Squares, StepReport, StoreAnswer, StoreAsk, SumId, TensorKey,
+    PartId, PartLayout, Passage, Process, Round, Squares, Stats, StepReport, StoreAnswer, StoreAsk, SumId, TensorKey,
     TensorSpec, Tick, Ticked, Time, View, WorkerId, WorkersKey, Written,
 };
 
@@ -33,6 +33,8 @@ pub enum Frame {
         /// What the process did last.
         progress: Progress,
     },
+    /// The metrics of this member, so that one address can show those of all. Comes with heartbeats; the latest counts.
+    Metrics(Stats),
     /// Declares tensors; answered by [`Frame::Declared`] with the same `request`. Repeating it is harmless.
     Declare {
         /// Chosen by the sender, unique within its incarnation.

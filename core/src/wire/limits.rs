@@ -12,7 +12,7 @@ pub const TENSORS_MAX: usize = 65_536;
 /// Parts of one job: at 64 KiB, the smallest part, this allows 32 GiB of tensors. One frame can answer a declaration of all of them.
 pub const PARTS_MAX: usize = 1 << 19;
 /// The last round of a part: 8,900 years at 1,000 rounds a second. Rounds can be added to without an overflow.
-pub const ROUND_MAX: u64 = 1 << 48;
+pub const ROUND_MAX: u64 = (1 << 40) - 1;
 /// Members of one job, workers and servers together.
 pub const MEMBERS_MAX: usize = WorkerSet::WORKERS_MAX;
 /// Bytes of one part. A part has about 4 MiB per local rank.
@@ -45,8 +45,8 @@ pub const CONTROL_FIELDS_BYTES_MAX: usize = 8_192;
 pub const LOG_FILTER_BYTES_MAX: usize = 4_096;
 /// Files that one dump writes.
 pub const CONTROL_FILES_MAX: usize = 16;
-/// Metrics of one scope.
-pub const STATS_MAX: usize = 1_024;
+/// Numbers of the metrics of one scope: those of a server have five for each of 256 ranks, and one.
+pub const STATS_MAX: usize = 2_048;
 /// Barriers at which one worker waits at once.
 pub const BARRIERS_MAX: usize = 64;
 /// Bytes of a key of the store. Libraries put prefixes of prefixes before their keys.

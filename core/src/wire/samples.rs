@@ -100,6 +100,7 @@ pub fn frames() -> Vec<Frame> {
         Frame::Saw { node: NodeId([9; 32]), pid: 77 },
         Frame::StatusRequest,
         Frame::Renew,
+        Frame::Metrics(stats()),
         Frame::View(view(Phase::Running)),
         Frame::View(view(Phase::Aborted(Error::Cancelled))),
         Frame::View(view(Phase::FormsAgain)),

@@ -9,6 +9,7 @@ use crate::pipeline::Stage;
 use crate::sched::{Outcome, StallReport, Task, TaskId};
 use crate::types::{
     Claim, Declined, Effect, Epoch, ExchangeId, Goal, Holdings, LinkId, PartId, Peer, ServerId, Slot, Span, TensorSpec,
+    Time,
 };
 use crate::wire::{Body, Contributors, Request};
 
@@ -53,6 +54,8 @@ pub enum Command {
         submission: u64,
         /// How many tensors it has.
         tensors: u64,
+        /// When it was submitted.
+        submitted: Time,
         /// Of a parameter: what its use has come to, if it ended well.
         effect: Option<Effect>,
         /// How it ended.

@@ -5,8 +5,7 @@ use super::machine::Worker;
 use super::records::{Errand, Record};
 use crate::codec::{Coding, Malformed};
 use crate::error::{Error, Result};
-use crate::pipeline::registry::ReadyPart;
-use crate::pipeline::{Route, Stage};
+use crate::pipeline::{Route, Stage, registry::ReadyPart};
 use crate::sched::{Attempt, Outcome, Task, TaskId};
 use crate::types::{
     Claim, CodecSpec, Defect, Demand, DeviceKind, ExchangeId, Goal, InCopies, Op, PartLayout, Priority, Slot, Time,
@@ -327,6 +326,7 @@ impl Worker {
             participants,
             weight,
             urgency,
+            waited: task.waited,
             part_bytes,
             hold,
             is_given,

@@ -481,6 +481,7 @@ impl Worker {
         Some(Command::Resolve {
             submission: id,
             tensors,
+            submitted: submission.submitted,
             effect: submission.effect.filter(|_| outcome.is_ok()),
             outcome,
         })

@@ -702,7 +702,7 @@ fn tensor(spec: &TensorSpec, device: Option<Ordinal>) -> Tensor {
 }
 
 fn resolved(submission: u64, outcome: Result<()>) -> Command {
-    Command::Resolve { submission, tensors: 1, effect: None, outcome }
+    Command::Resolve { submission, tensors: 1, submitted: Time::ZERO, effect: None, outcome }
 }
 
 /// The submission that a command resolves with an error that contains `text`.

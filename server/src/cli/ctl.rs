@@ -5,7 +5,7 @@ use std::time::Duration;
 use clap::{Args, Subcommand};
 use gradlane_core::config::kinds::{Kind, TimeSpan};
 use gradlane_core::config::{Config, ProcessRole, units};
-use gradlane_core::metrics::{Instance, METRICS, prometheus};
+use gradlane_core::metrics::{Instance, prometheus};
 use gradlane_core::runtime::Operator;
 use gradlane_core::types::{
     Checkpointed, Control, ControlAnswer, ControlCommand, Recipient, Role, ServerId, Stats, WorkerId,
@@ -149,7 +149,7 @@ impl Order {
 }
 
 /// Connects to the coordinator of the job that the settings name, else to the one that this user leads here.
-fn enter(settings: &Settings, timeout: Duration) -> Result<Operator> {
+pub(super) fn enter(settings: &Settings, timeout: Duration) -> Result<Operator> {
     let config = settings.load(Some(ProcessRole::Server))?;
     let found = find(&config)?;
     let patience = config.join_timeout.min(timeout);
@@ -177,21 +177,15 @@ fn find(config: &Config) -> Result<Found> {
 /// The coordinator and the members that are there answer at the same time. Those that do not are named on standard error.
 fn stats_of_all(operator: &mut Operator, timeout: Duration, json: bool) -> Result<i32> {
     let status = operator.status(timeout)?;
-    let recipients: Vec<Recipient> = std::iter::once(Recipient::Coordinator).chain(members(&status)).collect();
+    let recipients = std::iter::once(Recipient::Coordinator).chain(members(&status)).collect();
     let mut answered = Vec::new();
     let mut failed = None;
-    for some in recipients.chunks(AT_ONCE) {
-        let control =
-            |recipient: &Recipient| Control { recipient: *recipient, wait: timeout, command: ControlCommand::Stats };
-        let outcomes = operator.orders(some.iter().map(control).collect())?;
-        for (recipient, outcome) in some.iter().zip(outcomes) {
-            match outcome {
-                Ok(ControlAnswer::Stats(stats)) => answered.push((*recipient, stats)),
-                Ok(_) => {}
-                Err(error) => {
-                    exit::complain(&format!("{recipient}: {error}"));
-                    failed = Some(error);
-                }
+    for (recipient, outcome) in gather(operator, recipients, timeout)? {
+        match outcome {
+            Ok(stats) => answered.push((recipient, stats)),
+            Err(error) => {
+                exit::complain(&format!("{recipient}: {error}"));
+                failed = Some(error);
             }
         }
     }
@@ -205,8 +199,29 @@ fn stats_of_all(operator: &mut Operator, timeout: Duration, json: bool) -> Resul
     Ok(failed.map_or(exit::SUCCESS, |error| exit::code(&error)))
 }
 
+/// The metrics of these parts of a job, or why one has not told them within `wait`. They are asked at the same time.
+pub(super) fn gather(
+    operator: &mut Operator,
+    recipients: Vec<Recipient>,
+    wait: Duration,
+) -> Result<Vec<(Recipient, Result<Stats>)>> {
+    let mut gathered = Vec::new();
+    for some in recipients.chunks(AT_ONCE) {
+        let control = |recipient: &Recipient| Control { recipient: *recipient, wait, command: ControlCommand::Stats };
+        let outcomes = operator.orders(some.iter().map(control).collect())?;
+        for (recipient, outcome) in some.iter().zip(outcomes) {
+            match outcome {
+                Ok(ControlAnswer::Stats(stats)) => gathered.push((*recipient, Ok(stats))),
+                Ok(_) => {}
+                Err(error) => gathered.push((*recipient, Err(error))),
+            }
+        }
+    }
+    Ok(gathered)
+}
+
 /// The members that are there, by the names in which orders name them.
-fn members(status: &Status) -> impl Iterator<Item = Recipient> + '_ {
+pub(super) fn members(status: &Status) -> impl Iterator<Item = Recipient> + '_ {
     let members = status.view.members.iter().zip(&status.members);
     members.filter_map(|(member, state)| match (state.health, member.process.role) {
         (Health::Alive | Health::Suspect, Role::Worker) => Some(Recipient::Worker(WorkerId(member.index))),
@@ -250,11 +265,8 @@ fn values(stats: &Stats) -> serde_json::Value {
 }
 
 /// The values by the names that this program knows.
-fn instance(stats: &Stats) -> Option<Instance> {
-    let of_scope = |name: &str| METRICS.iter().find(|metric| metric.scope == stats.scope && metric.name == name);
-    let scope = METRICS.iter().find(|metric| metric.scope == stats.scope)?.scope;
-    let known = stats.values.iter().filter_map(|(name, value)| Some((of_scope(name)?.name, *value)));
-    Some(Instance { scope, label: stats.label.clone(), values: known.collect() })
+pub(super) fn instance(stats: &Stats) -> Option<Instance> {
+    Instance::from_pairs(&stats.scope, &stats.label, &stats.values)
 }
 
 fn recipient(text: &str) -> std::result::Result<Recipient, String> {

@@ -1,7 +1,7 @@
 //! The command line: `gradlane` of the Python package and `gradlane-server`, one and the same.
 //!
 //! This file parses the arguments and selects the command: [`settings`] are the arguments of every command, [`roles`] runs a part of a job,
-//! [`crate::launch`] a whole one, [`status`] and [`crate::doctor`] report, [`ctl`] gives orders. All settings are knobs of
+//! [`crate::launch`] a whole one, [`status`], [`top`] and [`crate::doctor`] report, [`ctl`] gives orders. All settings are knobs of
 //! [`gradlane_core::config`]; a flag is only a short name for one.
 
 use std::collections::BTreeMap;
@@ -32,6 +32,7 @@ mod settings;
 mod status;
 mod status_printer;
 mod token;
+mod top;
 
 use screen::say;
 use settings::Settings;
@@ -134,6 +135,8 @@ enum Command {
         after_help = "Without a job's name or join string, shows every job that a process of this user leads on this host."
     )]
     Status(Status),
+    /// Show who holds a running job up, again every second: late workers, rates, servers; one screen in a pipe
+    Top(Settings),
     /// Give an order to a job that runs, as an admin
     Ctl {
         #[command(subcommand)]
@@ -260,6 +263,7 @@ impl Command {
                     Some(seconds) => status::watch(&config, Duration::from_secs(seconds), show),
                 }
             }
+            Self::Top(settings) => top::show(&settings),
             Self::Ctl { order } => order.give(),
             Self::Token { what: Token::New(NewToken { role, uses, ttl, settings }) } => {
                 let role = Role::named(&role).expect("one of those that the parser takes");

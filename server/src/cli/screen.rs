@@ -9,9 +9,14 @@ use crate::exit;
 
 /// The columns of the terminal on standard output; nothing if standard output is none.
 pub(super) fn columns() -> Option<u16> {
+    size().map(|(columns, _)| columns)
+}
+
+/// The columns and the lines of the terminal on standard output; nothing if standard output is none.
+pub(super) fn size() -> Option<(u16, u16)> {
     let stdout = std::io::stdout();
     let size = stdout.is_terminal().then(|| terminal_size::terminal_size_of(&stdout)).flatten();
-    size.map(|(width, _)| width.0)
+    size.map(|(width, height)| (width.0, height.0))
 }
 
 /// Prints a result. A reader that has closed the pipe, such as `head`, is no failure.
@@ -23,6 +28,13 @@ pub(super) fn say(text: &str) -> Result<i32> {
 /// Empties the terminal on standard output, and goes to its first line (ECMA-48: CUP, ED).
 pub(super) fn clear() {
     let _ = write!(std::io::stdout(), "\x1b[H\x1b[2J");
+}
+
+/// Puts `text` over what the terminal shows, line by line, so that nothing flickers (ECMA-48: CUP, EL, ED).
+pub(super) fn draw(text: &str) {
+    let lines: String = text.lines().map(|line| format!("{line}\x1b[K\n")).collect();
+    let mut stdout = std::io::stdout();
+    let _ = write!(stdout, "\x1b[H{lines}\x1b[J").and_then(|()| stdout.flush());
 }
 
 /// A table with `header` (none if it is empty). Long cells wrap if `columns` are given and not enough.

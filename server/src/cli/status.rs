@@ -196,7 +196,7 @@ fn counted(count: usize, what: &str) -> String {
 }
 
 /// A size with at most one digit after the point, as `4.2 MiB`.
-fn bytes(bytes: u64) -> String {
+pub(super) fn bytes(bytes: u64) -> String {
     let unit = (1 << (bytes.max(1).ilog2() / 10 * 10)) as u64;
     if bytes.is_multiple_of(unit) {
         return units::print_bytes(bytes);
@@ -291,7 +291,7 @@ fn job_json(Answer { leader, status }: &Answer) -> String {
     .to_string()
 }
 
-fn phase(phase: &Phase) -> &'static str {
+pub(super) fn phase(phase: &Phase) -> &'static str {
     match phase {
         Phase::Forming => "forming",
         Phase::Running => "running",
@@ -301,7 +301,7 @@ fn phase(phase: &Phase) -> &'static str {
     }
 }
 
-fn health(health: Health) -> &'static str {
+pub(super) fn health(health: Health) -> &'static str {
     match health {
         Health::Alive => "alive",
         Health::Suspect => "suspect",

@@ -27,6 +27,7 @@ use super::{Command, Coordinator, CoordinatorConfig, Event, Found};
 
 mod deaths;
 mod disk;
+mod gathered;
 pub(crate) mod journal;
 mod log;
 mod obeying;
@@ -156,7 +157,7 @@ impl CoordinatorNode {
             probe: Arc::clone(&probe),
             is_counted: false,
         };
-        probe.follow(&driver.machine.census());
+        probe.follow(&driver.machine.census(), driver.machine.present());
         let thread = OwnThread::start("gl-coordinator", move || driver.run_guarded(Inputs::new(received, clock)))?;
         Ok(Self { join, authority, inputs, thread, end, probe, exposure: Mutex::default() })
     }
@@ -381,7 +382,10 @@ impl Driver {
         CoordinatorMetrics::add(counter, 1);
         let _span = tracing::trace_span!("frame", link = link.0).entered();
         // Most frames, and they change nothing that is counted but that a suspect lives. The next look for silent members counts that.
-        self.is_counted = matches!(frame, Frame::Heartbeat { .. });
+        self.is_counted = matches!(frame, Frame::Heartbeat { .. } | Frame::Metrics(_));
+        if let (Frame::Metrics(stats), Some(member)) = (&frame, self.machine.member_at(link)) {
+            self.probe.gathered.take(member, stats);
+        }
         self.machine.handle_frame(self.now(), link, frame);
         self.waiting = Some(waiting);
     }
@@ -469,7 +473,7 @@ impl Driver {
             }
         }
         if !std::mem::take(&mut self.is_counted) {
-            self.probe.follow(&self.machine.census());
+            self.probe.follow(&self.machine.census(), self.machine.present());
         }
         if let Some(waiting) = self.waiting.take() {
             self.listener.handled(waiting);

@@ -175,6 +175,19 @@ impl Coordinator {
         }
     }
 
+    /// The member that speaks on this connection.
+    pub fn member_at(&self, link: LinkId) -> Option<(Role, u32)> {
+        let identity = self.connections.get(link)?.speaks_for?;
+        let member = &self.roster.seat(identity)?.member;
+        Some((member.process.role, member.index))
+    }
+
+    /// The members that are there.
+    pub fn present(&self) -> impl Iterator<Item = (Role, u32)> + '_ {
+        let present = self.roster.seats().filter(|seat| seat.is_present());
+        present.map(|seat| (seat.member.process.role, seat.member.index))
+    }
+
     /// The membership, the health of each member, and the loads of the servers.
     pub fn status(&self, now: Time) -> Status {
         let view = self.view_of(|_| true);
@@ -225,6 +238,8 @@ impl Coordinator {
                 }
                 self.acknowledge(now, link, sent);
             }
+            // The driver keeps them for the exporter.
+            (Frame::Metrics(_), Some(_)) => {}
             (Frame::Declare { request, tensors, fuse }, Some(identity)) => {
                 self.handle_declare(now, link, identity, request, Waiting { tensors, fuse });
             }

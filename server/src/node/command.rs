@@ -1,9 +1,13 @@
 //! The commands of a node to its driver, and the receipts of bodies.
 
+use std::time::Duration;
+
 use gradlane_core::codec;
 use gradlane_core::codec::feedback::Start;
 use gradlane_core::error::{Error, Result};
-use gradlane_core::types::{CodecSpec, DType, ExchangeId, LinkId, Op, PartId, Round, Squares, WorkerId, Written};
+use gradlane_core::types::{
+    Cause, CodecSpec, DType, ExchangeId, LinkId, Op, PartId, Round, Squares, WorkerId, Written,
+};
 use gradlane_core::wire::frame::Stall;
 use gradlane_core::wire::{About, Body, Sum};
 
@@ -80,6 +84,13 @@ pub enum Command {
         /// What was written or read, or why not.
         outcome: Result<Written>,
     },
+    /// Count how long a round took, and who was late.
+    Timed {
+        /// From its first header to its sum.
+        took: Duration,
+        /// The worker whose contribution came last, and how long only it was missing. `None` if the round had one contribution.
+        last: Option<(WorkerId, Late)>,
+    },
     /// Tell the coordinator that a round waits.
     Stalled {
         /// Which round, for which workers, since when.
@@ -91,6 +102,9 @@ pub enum Command {
         squares: Squares,
     },
 }
+
+/// A time for each [`Cause`], in their order.
+pub type Late = [Duration; Cause::ALL.len()];
 
 /// A step of one of the services on memory: what the [`Store`](super::store::Store) carries out.
 #[derive(Clone, PartialEq, Debug)]

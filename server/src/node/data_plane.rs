@@ -123,7 +123,7 @@ impl DataPlane {
             }),
         };
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let lanes = SumLanes::new(sum_threads, inline_bytes_max(cores), &resources, handle, outlets)?;
+        let lanes = SumLanes::new(sum_threads, inline_bytes_max(cores), &resources, handle, &plane.stats, outlets)?;
         let timed = Arc::downgrade(&plane);
         let timer = Timer::start("gl-aggregate", clock, move |_| {
             // The next deadline is armed by `with` itself.
@@ -167,7 +167,13 @@ impl DataPlane {
 
     /// Follows the membership.
     pub(crate) fn handle_member(self: &Arc<Self>, event: MemberEvent) {
-        self.guard(|| self.with(|node, _| node.handle_member(event)));
+        self.guard(|| {
+            let ranks = self.with(|node, _| {
+                node.handle_member(event);
+                node.view().and_then(|view| view.workers().map(|worker| worker.index as usize + 1).max())
+            });
+            self.probe.show_ranks(ranks.unwrap_or_default());
+        });
     }
 
     /// As [`Node::handle_rate`].
@@ -405,6 +411,7 @@ impl DataPlane {
                     reporter.report_obeyed(order, outcome);
                 }
             }
+            Command::Timed { took, last } => self.probe.count_round(took, last.as_ref()),
             Command::Stalled { stall } => self.report(stall),
             Command::Measured { squares } => {
                 if let Some(reporter) = self.reporter.get() {

@@ -21,6 +21,8 @@ use std::thread::{Builder, JoinHandle};
 use bytes::Bytes;
 
 use gradlane_core::error::{Error, Result};
+use gradlane_core::metrics::ServerMetrics;
+use gradlane_core::runtime::Clock;
 use gradlane_core::transport::Outgoing;
 use gradlane_core::types::{ExchangeId, PartId};
 
@@ -102,6 +104,10 @@ struct Lane {
     waiting_jobs: AtomicUsize,
     store: Mutex<Store>,
     outlets: Arc<Outlets>,
+    /// Counts how long it works, as the lane of this index.
+    stats: Arc<ServerMetrics>,
+    index: usize,
+    clock: Clock,
 }
 
 #[derive(Default)]
@@ -120,10 +126,12 @@ impl SumLanes {
         inline_bytes_max: usize,
         resources: &SumResources,
         handle: Option<&Arc<dyn Handle>>,
+        stats: &Arc<ServerMetrics>,
         outlets: Outlets,
     ) -> Result<Self> {
         let mut this = Self { lanes: Vec::new(), threads: Vec::new(), inline_bytes_max };
         let outlets = Arc::new(outlets);
+        stats.lane_busy_nanoseconds.show(threads.get());
         for index in 0..threads.get() {
             let lane = Arc::new(Lane {
                 queue: Mutex::default(),
@@ -132,6 +140,9 @@ impl SumLanes {
                 waiting_jobs: AtomicUsize::new(0),
                 store: Mutex::new(Store::new(resources.clone()).with_handle(handle.cloned())),
                 outlets: Arc::clone(&outlets),
+                stats: Arc::clone(stats),
+                index,
+                clock: Clock::start(),
             });
             let work = Arc::clone(&lane);
             let thread = Builder::new().name(format!("gl-sum-{index}")).spawn(move || work.serve());
@@ -248,6 +259,7 @@ impl Lane {
                 Event::Served(served) => told.push(Told::Served(served)),
                 Event::Frozen { order, part, frozen } => (self.outlets.archive)(order, part, frozen),
             };
+            let began = self.clock.now();
             // A panic is a defect. It must end only the work of this lane, not the thread that works here.
             let worked = catch_unwind(AssertUnwindSafe(|| self.some_jobs(&mut store, &mut say)));
             if worked.is_err() {
@@ -255,6 +267,8 @@ impl Lane {
                 store.lose_all(&mut say);
             }
             drop(store);
+            let worked = self.clock.now().since(began);
+            self.stats.lane_busy_nanoseconds.add(self.index, u64::try_from(worked.as_nanos()).unwrap_or(u64::MAX));
             for told in told {
                 (self.outlets.tell)(told);
             }
@@ -380,12 +394,17 @@ mod tests {
         let ((sink, sent), (ear, told)) = (unbounded(), unbounded());
         let (kernels, pool) = (Kernels::detect(), Pool::new());
         let resources = SumResources { kernels, pool, copies: Copies::default(), defect: None };
+        let stats = Arc::default();
         let outlets = Outlets {
             send: Box::new(move |outgoing| drop(sink.send(outgoing))),
             tell: Box::new(move |told| ear.send(told).unwrap_or_default()),
             archive: Box::new(|_, _, _| unreachable!("nothing is frozen")),
         };
-        (SumLanes::new(NonZeroUsize::new(threads).unwrap(), inline, &resources, None, outlets).unwrap(), sent, told)
+        (
+            SumLanes::new(NonZeroUsize::new(threads).unwrap(), inline, &resources, None, &stats, outlets).unwrap(),
+            sent,
+            told,
+        )
     }
 
     /// A sealed sum with one sender and one reader.

@@ -1,10 +1,13 @@
 //! What the exporter shows of a server.
 
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use gradlane_core::metrics::{Instance, ServerMetrics};
 use gradlane_core::runtime::exporter::{Shown, Standing, StandingCell};
+use gradlane_core::types::{Cause, WorkerId};
 
+use crate::node::command::Late;
 use crate::node::life::ServerState;
 
 /// The metrics and the state of a server, beside its locks: they can be read while every thread of it is stuck.
@@ -23,6 +26,24 @@ impl Probe {
     /// It has joined its job. It has one index for its whole life.
     pub(crate) fn joined(&self, index: u32) {
         let _ = self.index.set(index);
+    }
+
+    /// It has workers of these ranks, from 0.
+    pub(crate) fn show_ranks(&self, count: usize) {
+        self.stats.late_nanoseconds.show(count);
+        self.stats.last.show(count);
+    }
+
+    /// A round has its sum.
+    pub(crate) fn count_round(&self, took: Duration, last: Option<&(WorkerId, Late)>) {
+        self.stats.round_duration_nanoseconds.add(took);
+        if let Some((worker, late)) = last {
+            let rank = worker.0 as usize;
+            self.stats.last.add(rank, 1);
+            for cause in Cause::ALL {
+                self.stats.late_nanoseconds.add(rank, cause, late[cause as usize]);
+            }
+        }
     }
 
     /// Its state may have changed.

@@ -129,6 +129,7 @@ impl Server {
         let membership = Membership::start(
             MembershipOptions { member, coordinator, credentials },
             clock,
+            Some(Arc::clone(&plane.probe) as _),
             move || reporter.progress(),
             move |event| match event {
                 MemberEvent::Command { number, command } => obeying.obey(number, command),

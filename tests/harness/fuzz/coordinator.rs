@@ -5,11 +5,12 @@ use std::time::Duration;
 
 use gradlane_core::config::OnServerLoss;
 use gradlane_core::error::Error;
+use gradlane_core::metrics::{Histogram, Instance, METRICS, prometheus};
 use gradlane_core::pipeline::LayoutConfig;
 use gradlane_core::types::{
     Address, ClockKey, Control, ControlAnswer, ControlCommand, DType, Epoch, Incarnation, LinkId, Mode, NodeId, PartId,
-    Phase, Process, Recipient, Role, Round, Scheme, ServerId, Squares, StepReport, StoreAsk, TensorKey, TensorSpec,
-    Tick, Time, View, WorkerId,
+    Phase, Process, Recipient, Role, Round, Scheme, ServerId, Squares, Stats, StepReport, StoreAsk, TensorKey,
+    TensorSpec, Tick, Time, View, WorkerId,
 };
 use gradlane_core::wire::Frame;
 use gradlane_core::wire::frame::{AckTimes, Join, Progress, Stall};
@@ -178,6 +179,9 @@ impl World {
                 // Any frame that can be read.
                 let bytes = [&[gradlane_core::wire::VERSION][..], input.short()].concat();
                 if let Ok(frame) = Frame::decode(&bytes, "a peer") {
+                    if let Frame::Metrics(stats) = &frame {
+                        show(stats);
+                    }
                     self.said(input, frame);
                 }
             }
@@ -467,6 +471,13 @@ fn clocked(input: &mut Input<'_>) -> (&'static str, Mode) {
 fn squares(input: &mut Input<'_>) -> Squares {
     let clock = ClockKey::of(["c", "d"][usize::from(input.below(2))]);
     Squares { clock, round: u64::from(input.below(5)), sum: f64::from(input.byte()) }
+}
+
+/// What a member tells of itself is shown in as many lines as there are metrics and numbers, whatever it tells.
+fn show(Stats { scope, label, values }: &Stats) {
+    let Some(instance) = Instance::from_pairs(scope, label, values) else { return };
+    let lines = prometheus(&[instance.of_member(scope, 0)]).lines().count();
+    assert!(lines <= METRICS.len() * (Histogram::BUCKETS + 5) + values.len(), "{lines} lines of {}", values.len());
 }
 
 fn store_ask(input: &mut Input<'_>) -> StoreAsk {

@@ -423,6 +423,10 @@ impl World {
             Command::Measured { squares } => {
                 assert!(squares.sum >= 0.0, "what its reader would refuse");
             }
+            Command::Timed { took, last } => {
+                let late: Duration = last.iter().flat_map(|(_, late)| late).sum();
+                assert!(took >= late, "a round lasts longer than one worker is missing");
+            }
             Command::Stalled { stall } => {
                 assert!(!stall.missing.is_empty(), "a stall names who is missing");
             }

@@ -175,7 +175,7 @@ impl ServerProcess {
             }
             Command::Accept { exchange } => self.accept(context, exchange),
             Command::Unroute { exchange } => drop(self.routes.remove(&exchange)),
-            Command::Grant { .. } => {}
+            Command::Grant { .. } | Command::Timed { .. } => {}
             Command::Reject { exchange, about, error } => {
                 let is_short = matches!(&error, Error::Exhausted { .. })
                     || matches!(&error, Error::FailedPrecondition { what, .. } if what.contains("memory of the server for tensors"));

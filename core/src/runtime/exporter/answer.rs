@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 
 use super::request::{Page, Refusal, Verdict};
-use super::shown::{Shown, Standing};
+use super::shown::{Gathered, Shown, Standing};
 use crate::metrics::{Instance, prometheus};
 
 /// The bytes of an answer, whose connection ends behind it. `exporter` are the exporter's own metrics.
@@ -13,8 +13,9 @@ pub(super) fn answer(verdict: Verdict, shown: &[Arc<dyn Shown>], exporter: impl 
         Ok(Page::Metrics) => {
             let mut instances: Vec<Instance> = shown.iter().filter_map(|shown| shown.values()).collect();
             instances.push(exporter());
-            Answer { status: "200 OK", kind: "text/plain; version=0.0.4; charset=utf-8", body: prometheus(&instances) }
+            Answer { status: "200 OK", kind: PROMETHEUS, body: prometheus(&instances) }
         }
+        Ok(Page::Job) => job(shown),
         Ok(Page::Health) => Answer::plain("200 OK", "ok"),
         Ok(Page::Readiness) => readiness(shown),
         Err(refusal) => refused(refusal),
@@ -50,6 +51,23 @@ impl Answer {
     }
 }
 
+/// The members of the jobs that coordinators of this process lead. The first line says whether it has all of them.
+fn job(shown: &[Arc<dyn Shown>]) -> Answer {
+    let mut all: Option<Gathered> = None;
+    for Gathered { instances, missing } in shown.iter().filter_map(|shown| shown.gathered()) {
+        let all = all.get_or_insert_default();
+        all.instances.extend(instances);
+        all.missing.extend(missing);
+    }
+    let Some(Gathered { instances, missing }) = all else {
+        return Answer::plain("404 Not Found", "no coordinator is in this process; ask the one of the job for /job");
+    };
+    let (answered, members) = (instances.len(), instances.len() + missing.len());
+    let missing = if missing.is_empty() { String::new() } else { format!("; missing: {}", missing.join(", ")) };
+    let body = format!("# {answered} of {members} members answered{missing}\n{}", prometheus(&instances));
+    Answer { status: "200 OK", kind: PROMETHEUS, body }
+}
+
 /// A line for each part of this process. All of them must be ready. A process without any has not begun to join.
 fn readiness(shown: &[Arc<dyn Shown>]) -> Answer {
     let standings = || shown.iter().map(|shown| (shown.name(), shown.standing()));
@@ -70,7 +88,7 @@ fn refused(refusal: Refusal) -> Answer {
         Refusal::OtherHost => {
             ("403 Forbidden", "this host has another name; the setting metrics_hosts adds names under which it answers")
         }
-        Refusal::NoPage => ("404 Not Found", "there are /metrics, /healthz and /readyz"),
+        Refusal::NoPage => ("404 Not Found", "there are /metrics, /job, /healthz and /readyz"),
         Refusal::OtherMethod => ("405 Method Not Allowed", "use GET or HEAD"),
         Refusal::Slow => ("408 Request Timeout", "the request did not come in time"),
         Refusal::Long => ("431 Request Header Fields Too Large", "the head of a request may have 8 KiB and 64 fields"),
@@ -79,6 +97,8 @@ fn refused(refusal: Refusal) -> Answer {
     };
     Answer::plain(status, why)
 }
+
+const PROMETHEUS: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 #[cfg(test)]
 mod tests {
@@ -94,6 +114,25 @@ mod tests {
         assert!(head.contains("\r\nConnection: close\r\n"), "{head}");
         assert!(body.contains("gradlane_worker_submissions_total{rank=\"3\"} 0\n"), "{body}");
         assert!(body.contains("gradlane_exporter_answers_total{version=\"9\"} 0\n"), "{body}");
+    }
+
+    #[test]
+    fn the_page_of_a_job_shows_all_members_and_says_who_is_missing() {
+        let (head, body) = get(Page::Job, &[worker(Standing::Ready)]);
+        assert!(head.starts_with("HTTP/1.1 404 ") && body.contains("coordinator"), "{head}{body}");
+        let member = |index: u32| WorkerMetrics::default().instance(index).of_member("worker", index);
+        for (missing, line) in [
+            (vec![], "# 2 of 2 members answered\n"),
+            (vec!["worker 5", "server 0"], "# 2 of 4 members answered; missing: worker 5, server 0\n"),
+        ] {
+            let missing = missing.into_iter().map(str::to_owned).collect();
+            let gathered = Gathered { instances: vec![member(0), member(1)], missing };
+            let (head, body) = get(Page::Job, &[worker(Standing::Ready), Arc::new(Coordinator(gathered))]);
+            assert!(head.starts_with("HTTP/1.1 200 OK\r\n"), "{head}");
+            assert!(body.starts_with(line), "{body}");
+            let sample = "gradlane_worker_pushes_total{rank=\"1\",role=\"worker\",index=\"1\"} 0\n";
+            assert!(body.contains(sample) && !body.contains("rank=\"3\""), "members alone: {body}");
+        }
     }
 
     #[test]
@@ -166,6 +205,26 @@ mod tests {
 
         fn values(&self) -> Option<Instance> {
             (self.0 != Standing::Joining).then(|| WorkerMetrics::default().instance(3))
+        }
+    }
+
+    struct Coordinator(Gathered);
+
+    impl Shown for Coordinator {
+        fn name(&self) -> &'static str {
+            "coordinator"
+        }
+
+        fn standing(&self) -> Standing {
+            Standing::Ready
+        }
+
+        fn values(&self) -> Option<Instance> {
+            None
+        }
+
+        fn gathered(&self) -> Option<Gathered> {
+            Some(self.0.clone())
         }
     }
 

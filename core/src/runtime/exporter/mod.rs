@@ -3,6 +3,7 @@
 //! | path | answer |
 //! |---|---|
 //! | `/metrics` | what the workers, servers and coordinators of this process count, in Prometheus' text format |
+//! | `/job` | the same of all members of a job, where its coordinator is: what they have told it lately, and who has not |
 //! | `/healthz` | 200 while the process lives |
 //! | `/readyz` | 200 while all of them can do their work, else 503; a line for each says how far it is |
 //!
@@ -41,7 +42,7 @@ mod shown;
 #[doc(hidden)]
 pub mod fuzzing;
 
-pub use shown::{Shown, Standing, StandingCell, stats};
+pub use shown::{Gathered, Shown, Standing, StandingCell, stats};
 
 use hosts::{Hosts, is_host};
 use serving::{CONNECTION_TIME, Serving};

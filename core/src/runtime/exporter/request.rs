@@ -34,6 +34,8 @@ pub(super) struct Verdict {
 pub(super) enum Page {
     /// `/metrics`
     Metrics,
+    /// `/job`
+    Job,
     /// `/healthz`
     Health,
     /// `/readyz`
@@ -77,6 +79,7 @@ pub(super) fn read(head: &[u8], hosts: &Hosts, asked: IpAddr) -> Reading {
     let method = request.method.unwrap_or_default();
     let outcome = check(&request, hosts, asked).and_then(|path| match (method, path) {
         ("GET" | "HEAD", Some("/metrics")) => Ok(Page::Metrics),
+        ("GET" | "HEAD", Some("/job")) => Ok(Page::Job),
         ("GET" | "HEAD", Some("/healthz")) => Ok(Page::Health),
         ("GET" | "HEAD", Some("/readyz")) => Ok(Page::Readiness),
         ("GET" | "HEAD", Some(_)) => Err(Refusal::NoPage),

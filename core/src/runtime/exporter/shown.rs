@@ -17,6 +17,19 @@ pub trait Shown: Send + Sync {
     fn standing(&self) -> Standing;
     /// Its metrics. `None` as long as it does not know what to call itself, such as its rank.
     fn values(&self) -> Option<Instance>;
+    /// What the members of its job have told it about themselves. `None` but of a coordinator.
+    fn gathered(&self) -> Option<Gathered> {
+        None
+    }
+}
+
+/// The metrics of the members of a job, as far as they have told them lately.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub struct Gathered {
+    /// Of each member that has told them.
+    pub instances: Vec<Instance>,
+    /// The members that have not, such as `worker 5`.
+    pub missing: Vec<String>,
 }
 
 /// The answer to an operator who asks for the metrics of `shown`.
@@ -24,14 +37,14 @@ pub trait Shown: Send + Sync {
 /// # Errors
 /// [`Error::FailedPrecondition`] if it does not know what to call itself.
 pub fn stats(shown: &dyn Shown) -> Result<ControlAnswer> {
-    let Some(Instance { scope, label, values }) = shown.values() else {
+    let Some(instance) = shown.values() else {
         return Err(Error::FailedPrecondition {
             what: format!("the {} has no place in its job yet", shown.name()),
             hint: "ask again when the job runs".to_owned(),
         });
     };
-    let values = values.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
-    Ok(ControlAnswer::Stats(Stats { scope: scope.to_owned(), label, values }))
+    let values = instance.pairs();
+    Ok(ControlAnswer::Stats(Stats { scope: instance.scope.to_owned(), label: instance.label, values }))
 }
 
 /// How far a worker, a server or a coordinator is in its life. It only goes on, in this order.

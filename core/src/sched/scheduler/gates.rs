@@ -8,8 +8,8 @@ use crate::pipeline::Stage;
 use crate::sched::ids::TaskId;
 use crate::sched::queue::StageQueue;
 use crate::sched::rules::{goes_to_server, is_client, waits_for_the_round_before};
-use crate::sched::task::{Gates, Place, Work};
-use crate::types::{Defect, ServerId, Time, planted};
+use crate::sched::task::{Gates, Place, Purpose, Task, TaskSpec, Work};
+use crate::types::{Defect, ServerId, Time, Waited, planted};
 
 impl Scheduler {
     /// Queues a task before `stage`, which it enters now. PULL begins at once: its exchange is open, and knows where the sum lands.
@@ -31,6 +31,7 @@ impl Scheduler {
         work.stage = stage;
         work.since = now;
         work.place = Place::Queued(gates);
+        work.waits.handle_queued(self.starvation.total(now));
         let (entry, is_withdrawal) = (work.entry(id), work.purpose.is_withdrawal());
         let queue = self.queue(stage, is_withdrawal);
         if gates.open() {
@@ -39,6 +40,27 @@ impl Scheduler {
         } else {
             queue.submit_gated(entry);
         }
+    }
+
+    /// Makes a task that is in no queue a running one.
+    pub(super) fn start(&mut self, now: Time, id: TaskId) -> Task {
+        let work = self.tasks.get_mut(id.0).expect("a task that begins a stage exists");
+        if !work.purpose.is_withdrawal() {
+            self.moved = now;
+        }
+        self.running[work.stage.index()] += 1;
+        work.place = Place::Running;
+        if work.comes_to_push() {
+            work.waits.handle_taken(now, work.since, self.starvation.total(now));
+        }
+        let is_unwanted = work.purpose.is_unwanted() || work.purpose == Purpose::Dropped;
+        let TaskSpec { part, server, bytes, round, .. } = work.spec;
+        let waited = if work.stage == Stage::Push { work.waits.waited() } else { Waited::default() };
+        let task = Task { id, part, server, bytes, round, attempt: work.attempt(), waited };
+        if is_unwanted {
+            self.end_early(now, id);
+        }
+        task
     }
 
     /// The queue in which a task waits for `stage`.

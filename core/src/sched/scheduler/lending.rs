@@ -71,6 +71,9 @@ impl Scheduler {
     /// Called if nothing could be taken. If credit is missing, starts the wait after which credit is lent on.
     pub(super) fn expect_credit(&mut self, now: Time, stage: Stage) {
         let wants = needs_credit(stage) && self.has_room(stage) && self.queues[stage.index()].has_ready();
+        if wants {
+            self.starvation.begin(now);
+        }
         if wants && self.credit_due.is_none() {
             let at = now + self.config.credit_patience;
             self.credit_due = Some(at);

@@ -12,6 +12,7 @@ mod copies;
 mod pcie;
 mod random;
 mod tiers;
+mod waits;
 mod withdrawals;
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -470,7 +471,8 @@ impl World {
         let pulled = |work: &Work| (work.stage, work.place) == (Stage::Pull, Place::Running);
         self.scheduler.tasks.iter().filter(move |(_, work)| pulled(work)).map(|(id, work)| {
             let TaskSpec { part, server, bytes, round, .. } = work.spec;
-            Task { id: TaskId(id), part, server, bytes, round, attempt: work.attempt() }
+            let waited = work.waits.waited();
+            Task { id: TaskId(id), part, server, bytes, round, attempt: work.attempt(), waited }
         })
     }
 

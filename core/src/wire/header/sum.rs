@@ -2,7 +2,7 @@
 
 use super::about::{About, Service};
 use crate::codec::{self, Malformed};
-use crate::types::{CodecSpec, DType, Epoch, Op, PartId, Participants, Round, WorkerSet};
+use crate::types::{CodecSpec, DType, Epoch, Op, PartId, Participants, Round, Waited, WorkerSet};
 
 /// Which sum an exchange is about.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -30,6 +30,8 @@ pub struct Contribute {
     pub weight: f64,
     /// Which of two exchanges on one link goes first; higher is sooner. 0 to [`URGENCY_MAX`].
     pub urgency: u8,
+    /// What the part waited for between its submission and this push, for the metrics of the server. Nothing is decided by it.
+    pub waited: Waited,
     /// Bytes of the part in its own element type, whatever the encoding of the body.
     pub part_bytes: u64,
     /// Whether this worker may take the sum back, and whether it has taken back the sum of the round before.

@@ -1,9 +1,11 @@
 //! Samples of the headers of exchanges.
 
+use std::time::Duration;
+
 use super::values::{mode, participants};
 use crate::types::{
     Access, Average, CodecSpec, DType, Effect, Encoding, Epoch, Fate, KeyPart, Mode, Op, Optimizer, PartId,
-    Participants, Round, RowAction, Rule, Shards, TensorKey, Update, Version, WorkerId, WorkerSet,
+    Participants, Round, RowAction, Rule, Shards, TensorKey, Update, Version, Wait, Waited, WorkerId, WorkerSet,
 };
 use crate::wire::{
     AnswerResidual, Body, Contribute, Contribution, Contributors, Header, Hold, Reject, ResidualAction, Restore, Rows,
@@ -20,12 +22,18 @@ pub fn headers() -> Vec<Header> {
         participants: Participants::ALL,
         weight: 1.5,
         urgency: 6,
+        waited: Waited::default(),
         part_bytes: 4096,
         hold: Hold::No,
         is_given: false,
         contribution: Contribution::First { body, checksum: Some(0xdead_beef) },
     };
     let with = |contribution| Header::Contribute(Contribute { contribution, ..contribute.clone() });
+    let waited = Waited {
+        device: Wait::of(Duration::from_micros(7)),
+        queue: Wait::of(Duration::from_micros(18)),
+        credit: Wait::MAX,
+    };
     let fed_back = Body { bytes: 2048, codec: "bf16:feedback=1".parse().expect("a codec"), refused: false };
     let held = |hold| {
         let contribution = Contribution::First { body: fed_back, checksum: None };
@@ -177,6 +185,7 @@ pub fn headers() -> Vec<Header> {
             action: ResidualAction::Give { checksum: 0xdead_beef },
             ..residual
         }),
+        Header::Contribute(Contribute { waited, ..contribute }),
     ]
 }
 

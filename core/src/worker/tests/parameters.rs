@@ -29,6 +29,7 @@ fn each_use_says_what_the_server_is_to_do_and_the_handle_hears_the_version() {
         let end = Command::Resolve {
             submission: id,
             tensors: 1,
+            submitted: world.now,
             effect: Some(Effect::accepted(Version(4))),
             outcome: Ok(()),
         };

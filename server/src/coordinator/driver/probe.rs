@@ -2,16 +2,21 @@
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::time::Duration;
 
 use gradlane_core::metrics::{CoordinatorMetrics, Instance};
-use gradlane_core::runtime::exporter::{Shown, Standing, StandingCell};
+use gradlane_core::runtime::exporter::{self, Shown, Standing, StandingCell};
+use gradlane_core::types::Role;
 
+use super::gathered::Gathered;
 use crate::coordinator::{Census, CoordinatorConfig, Event, Life};
 
 /// The metrics and the state of a coordinator. Its thread writes them, and they can be read while that thread is stuck.
 pub(super) struct Probe {
     job: String,
     pub(super) metrics: CoordinatorMetrics,
+    /// What the members have told of themselves.
+    pub(super) gathered: Gathered,
     standing: StandingCell,
 }
 
@@ -21,11 +26,13 @@ impl Probe {
         let metrics = CoordinatorMetrics { enrolments_refused, ..CoordinatorMetrics::default() };
         CoordinatorMetrics::set(&metrics.workers_expected, config.workers.into());
         CoordinatorMetrics::set(&metrics.servers_expected, config.servers.into());
-        Self { job: config.job.clone(), metrics, standing: StandingCell::default() }
+        let gathered = Gathered::new(config.suspect_timeout.max(TOLD_LASTS));
+        Self { job: config.job.clone(), metrics, gathered, standing: StandingCell::default() }
     }
 
     /// The job may have changed.
-    pub(super) fn follow(&self, census: &Census) {
+    pub(super) fn follow(&self, census: &Census, present: impl Iterator<Item = (Role, u32)>) {
+        self.gathered.follow(census, present);
         let Census { workers, servers, suspect, connections, life, epoch } = *census;
         for (gauge, value) in [
             (&self.metrics.workers_joined, workers),
@@ -83,9 +90,18 @@ impl Shown for Probe {
     }
 
     fn values(&self) -> Option<Instance> {
+        let answered = self.gathered.latest().instances.len();
+        CoordinatorMetrics::set(&self.metrics.members_answered, answered as u64);
         Some(self.metrics.instance(&self.job))
     }
+
+    fn gathered(&self) -> Option<exporter::Gathered> {
+        Some(self.gathered.latest())
+    }
 }
+
+/// Members tell their metrics once a second.
+const TOLD_LASTS: Duration = Duration::from_secs(3);
 
 #[cfg(test)]
 mod tests {
@@ -156,7 +172,7 @@ mod tests {
             (Life::Failed, Standing::Failed, 0),
         ] {
             let probe = Probe::new(&config, Arc::default());
-            probe.follow(&Census { life, ..census });
+            probe.follow(&Census { life, ..census }, std::iter::empty());
             assert_eq!((probe.standing(), probe.metrics.running()), (standing, running), "{life:?}");
             let metrics = &probe.metrics;
             assert_eq!((metrics.members_missing(), metrics.connections(), metrics.term()), (1, 3, 7));

@@ -16,7 +16,7 @@ use super::absence::Absence;
 use super::readers::Readers;
 use super::refusals::{lost, stalled};
 use super::residual::Residual;
-use super::round::{Open, RoundState, Slot, Spec};
+use super::round::{Open, RoundState, Slot, Spec, Uploading};
 use crate::node::budget::Budget;
 use crate::node::command::{Command, Receipt, SlotId};
 use crate::node::config::NodeConfig;
@@ -218,18 +218,16 @@ impl Aggregator {
             return self.note_restored(id, exchange, receipt);
         }
         let Some(Slot { state: RoundState::Open(open), arrived, .. }) = self.slot(id) else { return };
-        let latest = open.uploads.get(&worker).is_some_and(|(latest, _)| *latest == exchange);
+        let latest = open.uploads.get(&worker).filter(|uploading| uploading.exchange == exchange);
         let listens = open.listeners.get(&worker) == Some(&exchange);
-        if !latest || arrived.contains(worker) {
-            return;
-        }
+        let Some(Uploading { coming, .. }) = latest.copied().filter(|_| !arrived.contains(worker)) else { return };
         match receipt {
             Receipt::Whole => {
                 if let Some(Exchange { state: state @ ExchangeState::Landing, .. }) = self.exchanges.get_mut(&exchange)
                 {
                     *state = ExchangeState::Waiting;
                 }
-                self.count(now, id, worker);
+                self.count(now, id, worker, coming);
             }
             Receipt::Damaged => {
                 let (tensor, round, from) = (id.part.key.into(), id.round, worker.to_string());

@@ -7,6 +7,7 @@ use gradlane_core::types::{Defect, Epoch, ExchangeId, Op, PartId, Round, Time, W
 use gradlane_core::wire::{About, Body, Contribution, Contributors, Sum, Target};
 
 use super::aggregator::{Aggregator, Exchange, ExchangeState, Part, parity};
+use super::lateness::Coming;
 use super::refusals::over;
 use super::residual::{Fed, Residual};
 use super::round::{Open, Published, RoundState, Slot, Spec};
@@ -16,17 +17,21 @@ use crate::node::refusals::superseded;
 
 impl Aggregator {
     /// Counts a worker: all of its contribution is in the sum, or it has none to make. Seals the sum when every caller was counted.
-    pub(super) fn count(&mut self, now: Time, id: SlotId, worker: WorkerId) {
+    pub(super) fn count(&mut self, now: Time, id: SlotId, worker: WorkerId, coming: Coming) {
         self.last_counted = Some((id.part.key, id.round));
         let open = self.open_mut(id);
         open.begun.insert(worker);
+        let late = open.lateness.handle_counted(now, coming);
+        let took = open.lateness.took(now);
         if open.since.is_none() {
             open.since = Some(now);
             self.waiting.insert((now, id));
         }
         self.slot_mut(id).expect("open").arrived.insert(worker);
         self.flow(id);
-        self.seal(id);
+        if self.seal(id) {
+            self.commands.push_back(Command::Timed { took, last: late.map(|late| (worker, late)) });
+        }
         self.reach(id, worker);
     }
 
@@ -71,12 +76,13 @@ impl Aggregator {
         }
     }
 
-    /// Once every caller was counted the sum exists, and nothing that becomes of the round takes it away from those who listen.
-    fn seal(&mut self, id: SlotId) {
+    /// Once every caller was counted the sum exists, and nothing that becomes of the round takes it away from those who listen. Returns
+    /// whether it exists now.
+    fn seal(&mut self, id: SlotId) -> bool {
         let slot = self.slot(id).expect("open");
-        let RoundState::Open(Open { flowing: Some(published), .. }) = &slot.state else { return };
+        let RoundState::Open(Open { flowing: Some(published), .. }) = &slot.state else { return false };
         if !slot.all_came() {
-            return;
+            return false;
         }
         let published = published.clone();
         if let Some((residual, sum)) = self.residual_of(id, &published) {
@@ -88,6 +94,7 @@ impl Aggregator {
         }
         self.step(id, Step::Seal);
         self.book(id);
+        true
     }
 
     /// There will be no sum: every exchange of the round, now or later, is rejected with `error`.

@@ -34,6 +34,7 @@ mod aggregator;
 mod closing;
 mod giving;
 mod keeping;
+mod lateness;
 mod opening;
 mod readers;
 mod refusals;

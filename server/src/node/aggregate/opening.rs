@@ -10,9 +10,10 @@ use gradlane_core::types::{
 use gradlane_core::wire::{Body, Contribute, Contribution, Target};
 
 use super::aggregator::{Aggregator, Exchange, ExchangeState, Part, parity};
+use super::lateness::Coming;
 use super::refusals::{gave_up, lost, over, restored_meanwhile};
 use super::residual::Residual;
-use super::round::{RoundState, Slot, Spec};
+use super::round::{RoundState, Slot, Spec, Uploading};
 use crate::node::budget::{Budget, check_parts};
 use crate::node::command::{SlotId, Step, Upload};
 use crate::node::membership::Callers;
@@ -295,9 +296,10 @@ impl Aggregator {
                 Ok(())
             }
             RoundState::Open(_) if slot.spec.sends_body(worker) => self.receive(now, id, worker, exchange, &header),
-            RoundState::Open(_) => {
+            RoundState::Open(open) => {
+                open.lateness.handle_header(now);
                 self.listen(id, worker, exchange);
-                self.count(now, id, worker);
+                self.count(now, id, worker, Coming { since: now, waited: header.waited });
                 Ok(())
             }
         }
@@ -312,7 +314,8 @@ impl Aggregator {
         exchange: ExchangeId,
         header: &Contribute,
     ) -> Result<()> {
-        let before = self.open_mut(id).uploads.get(&worker).map(|(_, upload)| *upload);
+        let begun = self.open_mut(id).uploads.get(&worker).copied();
+        let before = begun.map(|begun| begun.upload);
         let body = header.body().unwrap_or(Body::plain(0));
         if let Some(before) = before {
             check_repeat(worker, header.weight, body, &before)?;
@@ -332,8 +335,10 @@ impl Aggregator {
             Contribution::Nothing => Upload { body, weight: header.weight, checksum: None, landed: 0 },
         };
         let is_enough = planted(self.config.defect, Defect::TakenBackByOne);
+        let coming = begun.map_or(Coming { since: now, waited: header.waited }, |begun| begun.coming);
         let open = self.open_mut(id);
-        open.uploads.insert(worker, (exchange, upload));
+        open.lateness.handle_header(now);
+        open.uploads.insert(worker, Uploading { exchange, upload, coming });
         let hold = open.hold.unwrap_or(header.hold);
         open.hold = Some(if is_enough { hold.max(header.hold) } else { hold.min(header.hold) });
         open.begun.insert(worker);
@@ -347,7 +352,7 @@ impl Aggregator {
         if header.part_bytes > 0 {
             self.flow(id);
         } else {
-            self.count(now, id, worker);
+            self.count(now, id, worker, coming);
         }
         Ok(())
     }

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use gradlane_core::error::{Error, Result};
-use gradlane_core::types::{CodecSpec, DType, Epoch, ExchangeId, Op, Round, Time, WorkerId};
+use gradlane_core::types::{CodecSpec, DType, Epoch, ExchangeId, Op, Round, Time, Waited, WorkerId};
 use gradlane_core::wire::{Body, Contribute, Contribution, Contributors, Hold, Restore, Sum, Target};
 
 use super::aggregator::{Aggregator, Exchange, ExchangeState, parity};
@@ -116,9 +116,20 @@ impl Aggregator {
     fn note_bringer(&mut self, worker: WorkerId, exchange: ExchangeId, slot: SlotId, header: &Restore) {
         let Restore { target, dtype, op, participants, .. } = header.clone();
         let (hold, contribution) = (Hold::No, Contribution::Nothing);
-        let (weight, urgency, part_bytes, is_given) = (1.0, 0, 0, false);
-        let header =
-            Contribute { target, dtype, op, participants, weight, urgency, part_bytes, hold, is_given, contribution };
+        let (weight, urgency, waited, part_bytes, is_given) = (1.0, 0, Waited::default(), 0, false);
+        let header = Contribute {
+            target,
+            dtype,
+            op,
+            participants,
+            weight,
+            urgency,
+            waited,
+            part_bytes,
+            hold,
+            is_given,
+            contribution,
+        };
         self.exchanges
             .insert(exchange, Exchange { worker, slot, header, state: ExchangeState::Landing, routed: false });
     }

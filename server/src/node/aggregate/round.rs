@@ -13,6 +13,7 @@ use gradlane_core::types::{
 };
 use gradlane_core::wire::{Body, Hold};
 
+use super::lateness::{Coming, Lateness};
 use crate::node::command::{Order, SlotId, SumSpec, Upload};
 use crate::node::config::NodeConfig;
 use crate::node::membership::Callers;
@@ -117,7 +118,7 @@ impl Slot {
             Op::WeightedMean if planted(config.defect, Defect::DivisorWrong) => Ok(contributors()),
             Op::WeightedMean => {
                 // Added by rank and not by arrival, so that equal weights give the same bits in every run.
-                let total: f64 = open.uploads.values().map(|(_, upload)| upload.weight).sum();
+                let total: f64 = open.uploads.values().map(|uploading| uploading.upload.weight).sum();
                 total_weight(self.id.part.key, self.id.round, total)
             }
         }
@@ -154,8 +155,8 @@ impl Slot {
 pub(super) struct Open {
     /// When the first contribution was counted.
     pub(super) since: Option<Time>,
-    /// What brings the contribution of each sender that has begun: its latest exchange, also when that broke off, and what was said of it.
-    pub(super) uploads: BTreeMap<WorkerId, (ExchangeId, Upload)>,
+    /// The contribution of each sender that has begun.
+    pub(super) uploads: BTreeMap<WorkerId, Uploading>,
     /// The callers that have come: their contribution has begun, or they send none.
     pub(super) begun: WorkerSet,
     /// The exchanges that get the sum: the latest one of each worker.
@@ -168,6 +169,18 @@ pub(super) struct Open {
     pub(super) withdrawn: BTreeMap<WorkerId, Error>,
     /// Present once every caller has come: the sum flows to the listeners.
     pub(super) flowing: Option<Published>,
+    pub(super) lateness: Lateness,
+}
+
+/// A contribution that has begun.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Uploading {
+    /// What brings it: its latest exchange, also when that broke off.
+    pub(super) exchange: ExchangeId,
+    /// What was said of it.
+    pub(super) upload: Upload,
+    /// When it began.
+    pub(super) coming: Coming,
 }
 
 /// What a header claims of a round; equal on all workers.

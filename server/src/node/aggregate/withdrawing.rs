@@ -67,6 +67,6 @@ impl Aggregator {
     }
 
     fn is_under_way(&self, open: &Open, worker: WorkerId) -> bool {
-        open.uploads.get(&worker).is_some_and(|(exchange, _)| self.exchanges.contains_key(exchange))
+        open.uploads.get(&worker).is_some_and(|uploading| self.exchanges.contains_key(&uploading.exchange))
     }
 }

@@ -335,6 +335,7 @@ fn rejected(node: &mut Node) -> Vec<(u64, Code)> {
         Command::Step(_)
         | Command::Short { .. }
         | Command::Measured { .. }
+        | Command::Timed { .. }
         | Command::Stalled { .. }
         | Command::Archive(_)
         | Command::Obeyed { .. }

@@ -675,7 +675,9 @@ impl World {
             Command::Grant { .. } => {}
             Command::Archive(archive) => self.archives.push(archive),
             Command::Obeyed { order, outcome } => self.obeyed.push((order, outcome)),
-            Command::Accept { .. } | Command::Disconnect { .. } | Command::Stalled { .. } => panic!("{command:?}"),
+            Command::Accept { .. } | Command::Disconnect { .. } | Command::Stalled { .. } | Command::Timed { .. } => {
+                panic!("{command:?}")
+            }
         }
     }
 

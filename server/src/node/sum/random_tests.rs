@@ -298,7 +298,7 @@ impl Play {
                 }
                 Command::Unroute { .. } => {}
                 Command::Accept { .. } => return Err("accepted a withdrawal that nobody sent".to_owned()),
-                Command::Grant { .. } => {}
+                Command::Grant { .. } | Command::Timed { .. } => {}
                 Command::Disconnect { .. } => return Err("closed the only link of a process".to_owned()),
                 Command::Short { .. } => {}
                 Command::Measured { .. } | Command::Stalled { .. } => {

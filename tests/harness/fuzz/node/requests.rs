@@ -2,7 +2,7 @@
 
 use gradlane_core::types::{
     Access, ClockKey, CodecSpec, DType, Encoding, Epoch, KeyPart, LinkId, Mode, Op, PartId, Participants, Round,
-    RowAction, Shards, TableSpec, TensorKey, Version, WorkerId,
+    RowAction, Shards, TableSpec, TensorKey, Version, Wait, Waited, WorkerId,
 };
 use gradlane_core::wire::{
     About, AnswerResidual, Body, Contribute, Contribution, Header, Hold, Request, ResidualAction, Restore, Rows, Sent,
@@ -90,8 +90,20 @@ impl World {
             false => Hold::No,
         };
         let is_given = has_residual && hold != Hold::TakenBack && input.byte() & 1 == 0;
-        let header =
-            Contribute { target, dtype, op, participants, weight, urgency, part_bytes, hold, is_given, contribution };
+        let waited = Waited { device: Wait::from_code(kind), queue: Wait::from_code(kind >> 2), credit: Wait::MAX };
+        let header = Contribute {
+            target,
+            dtype,
+            op,
+            participants,
+            weight,
+            urgency,
+            waited,
+            part_bytes,
+            hold,
+            is_given,
+            contribution,
+        };
         self.open(link, Request::Contribute(header));
     }
 

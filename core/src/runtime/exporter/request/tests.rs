@@ -9,6 +9,7 @@ fn the_three_pages_are_read_in_every_form_that_http_allows() {
     for (request, page) in [
         ("GET /metrics HTTP/1.1\r\nHost: localhost:9400\r\n\r\n", Page::Metrics),
         ("GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n", Page::Health),
+        ("GET /job HTTP/1.1\r\nHost: localhost\r\n\r\n", Page::Job),
         ("GET /readyz HTTP/1.1\r\nHost: localhost\r\n\r\n", Page::Readiness),
         ("GET /readyz HTTP/1.0\r\nHost: localhost\r\n\r\n", Page::Readiness),
         ("GET /metrics?name[]=up&x=%2F HTTP/1.1\r\nHost: localhost\r\n\r\n", Page::Metrics),

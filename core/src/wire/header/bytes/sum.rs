@@ -3,7 +3,7 @@
 use super::fields::{Fields, at as front_at, front, put, u32_of, with_behind};
 use super::participants;
 use crate::error::Result;
-use crate::types::{CodecSpec, DType, Op, Participants, WorkerSet};
+use crate::types::{CodecSpec, DType, Op, Participants, Round, Wait, Waited, WorkerSet};
 use crate::wire::header::{
     Body, Contribute, Contribution, Contributors, HEADER_BYTES, Header, Hold, Restore, Sum, Target, Withdraw,
 };
@@ -52,10 +52,15 @@ pub(super) mod at {
     pub(in crate::wire::header) const DTYPE: usize = 38;
     pub(in crate::wire::header) const OP: usize = 39;
     pub(in crate::wire::header) const ROUND: usize = 40;
+    /// Of a contribution, in the bytes of the round that are always zero: one byte each for device, queue and credit.
+    pub(in crate::wire::header) const WAITED: usize = 45;
     pub(in crate::wire::header) const FACTOR: usize = 48;
     pub(in crate::wire::header) const PART_BYTES: usize = 56;
     pub(in crate::wire::header) const CHECK: usize = 60;
 }
+
+const _: () =
+    assert!(limits::ROUND_MAX < 1 << (8 * (at::WAITED - at::ROUND)), "a round leaves its last bytes to others");
 
 /// The most bytes behind the front of a header.
 pub(super) const BEHIND_BYTES_MAX: usize = CodecSpec::WORDS_MAX * size_of::<u32>()
@@ -80,6 +85,8 @@ impl Contribute {
         let mut bytes = fixed(kind::CONTRIBUTE, flags, &self.target, self.body_bytes());
         bytes[front_at::URGENCY] = self.urgency;
         write_reduction(&mut bytes, self.dtype, self.op);
+        let Waited { device, queue, credit } = self.waited;
+        put(&mut bytes, at::WAITED, [device.code(), queue.code(), credit.code()]);
         put(&mut bytes, at::PART_BYTES, u32_of(self.part_bytes).to_le_bytes());
         put(&mut bytes, at::FACTOR, self.weight.to_le_bytes());
         put(&mut bytes, at::CHECK, check.to_le_bytes());
@@ -266,17 +273,33 @@ impl Fields<'_> {
             flags => return Err(self.bad("flags", format!("are {flags:#04x}"))),
         };
         Ok(Contribute {
-            target: self.target(at::ROUND)?,
+            target: self.target_of_contribution(),
             dtype,
             op,
             participants: self.participants(rest)?,
             weight: self.factor("weight")?,
             urgency: self.urgency()?,
+            waited: self.waited(),
             part_bytes,
             hold,
             is_given,
             contribution,
         })
+    }
+
+    /// Its round has the bytes before [`at::WAITED`]. Any of them are one.
+    fn target_of_contribution(&self) -> Target {
+        let mut round = [0; size_of::<u64>()];
+        let bytes = &self.bytes[at::ROUND..at::WAITED];
+        round[..bytes.len()].copy_from_slice(bytes);
+        let about = self.about();
+        Target { epoch: about.epoch, part: about.part, round: Round(u64::from_le_bytes(round)) }
+    }
+
+    /// Any bytes mean something here.
+    fn waited(&self) -> Waited {
+        let [device, queue, credit] = self.array(at::WAITED).map(Wait::from_code);
+        Waited { device, queue, credit }
     }
 
     pub(super) fn hold(&self) -> Result<Hold> {

@@ -72,6 +72,7 @@ fn all_workers_of_a_machine_that_does_not_come_are_named() {
         | Command::Grant { .. }
         | Command::Short { .. }
         | Command::Measured { .. }
+        | Command::Timed { .. }
         | Command::Disconnect { .. } => None,
     });
     assert!(reported.is_none_or(|missing| missing.len() == 3), "the coordinator hears the same");
@@ -157,7 +158,7 @@ fn a_machine_is_due_as_soon_as_one_of_its_workers_is() {
 }
 
 /// A worker on each of these machines.
-fn on_machines(machines: &[u64], change: impl FnOnce(&mut NodeConfig)) -> World {
+pub(super) fn on_machines(machines: &[u64], change: impl FnOnce(&mut NodeConfig)) -> World {
     let mut world = World::with(0, change);
     world.node.handle_member(MemberEvent::View(view_of(machines)));
     world
@@ -173,7 +174,7 @@ fn view_of(machines: &[u64]) -> View {
 }
 
 /// The caller for this rank in the part that all these tests are about.
-fn owner(world: &World, rank: u32) -> u32 {
+pub(super) fn owner(world: &World, rank: u32) -> u32 {
     let machines: &Machines = &world.node.services.sums.membership.as_ref().unwrap().machines;
     machines.owner(slot(0).part, DType::F32, WorkerId(rank)).0
 }

@@ -9,7 +9,7 @@ use gradlane_core::cluster::MemberEvent;
 use gradlane_core::error::{Code, Error};
 use gradlane_core::types::{
     CodecSpec, DType, Encoding, Epoch, ExchangeId, Incarnation, LinkId, MachineId, Member, NodeId, Op, PartId,
-    Participants, Phase, Process, Role, Round, TensorKey, Time, View, WorkerId, WorkerSet,
+    Participants, Phase, Process, Role, Round, TensorKey, Time, View, Waited, WorkerId, WorkerSet,
 };
 use gradlane_core::wire::frame::Progress;
 use gradlane_core::wire::{Body, Contribute, Contribution, Contributors, Hold, Request, Sum, Target, Withdraw, reject};
@@ -25,6 +25,7 @@ mod draining;
 mod failing;
 mod flowing;
 mod giving;
+mod lateness;
 mod membership;
 mod memory;
 mod participants;
@@ -119,10 +120,13 @@ impl World {
         self.node.handle_timeout(self.now);
     }
 
-    /// The commands, but for those about routes and links.
+    /// The commands, but for those about routes, links and metrics.
     fn commands(&mut self) -> Vec<Command> {
         let is_other = |command: &Command| {
-            matches!(command, Command::Accept { .. } | Command::Unroute { .. } | Command::Grant { .. })
+            matches!(
+                command,
+                Command::Accept { .. } | Command::Unroute { .. } | Command::Grant { .. } | Command::Timed { .. }
+            )
         };
         self.all_commands().into_iter().filter(|command| !is_other(command)).collect()
     }
@@ -179,6 +183,7 @@ pub(crate) fn header(round: u64) -> Contribute {
         participants: Participants::ALL,
         weight: 1.0,
         urgency: 0,
+        waited: Waited::default(),
         part_bytes: 16,
         hold: Hold::No,
         is_given: false,
@@ -290,6 +295,7 @@ fn steps(commands: &[Command]) -> impl Iterator<Item = &Step> {
         Command::Reject { .. }
         | Command::Short { .. }
         | Command::Measured { .. }
+        | Command::Timed { .. }
         | Command::Stalled { .. }
         | Command::Archive(_)
         | Command::Obeyed { .. }
@@ -324,6 +330,7 @@ fn errors(commands: &[Command]) -> impl Iterator<Item = &Error> {
         Command::Step(_)
         | Command::Short { .. }
         | Command::Measured { .. }
+        | Command::Timed { .. }
         | Command::Stalled { .. }
         | Command::Archive(_)
         | Command::Obeyed { .. }

@@ -373,6 +373,7 @@ pub(super) fn rejects(commands: &[Command]) -> Vec<(ExchangeId, Code)> {
         Command::Step(_)
         | Command::Short { .. }
         | Command::Measured { .. }
+        | Command::Timed { .. }
         | Command::Stalled { .. }
         | Command::Archive(_)
         | Command::Obeyed { .. }

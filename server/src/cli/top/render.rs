@@ -1,0 +1,144 @@
+//! The screen as text.
+
+use std::cmp::Reverse;
+use std::fmt::Write;
+use std::time::Duration;
+
+use gradlane_core::wire::frame::Health;
+
+use super::look::{Look, RankLine, ServerLine, Verdict};
+use crate::cli::screen::table;
+use crate::cli::status::{bytes, health};
+
+/// How workers are ordered.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Order {
+    /// The latest first.
+    Late,
+    /// By rank.
+    Rank,
+}
+
+/// What the person at the terminal has chosen, and what fits.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Screen {
+    /// Columns and lines of the terminal. `None` in a pipe, where all is shown, and no keys.
+    pub(super) size: Option<(u16, u16)>,
+    pub(super) order: Order,
+    pub(super) is_paused: bool,
+}
+
+/// The screen: no line is longer than the terminal is wide, and there are no more lines than it has. Workers and servers that do not fit are
+/// counted.
+pub(super) fn render(look: &Look, screen: Screen) -> String {
+    let mut text = head(look, screen.is_paused);
+    let keys = screen.size.map(|_| "q quit  s sort  p pause\n");
+    // The end of the last line would scroll.
+    let lines = screen.size.map_or(usize::MAX, |(_, lines)| usize::from(lines.saturating_sub(1)));
+    // The heads of two tables, two lines for what does not fit, and the last line.
+    let room = lines.saturating_sub(text.lines().count() + 5);
+    let servers = look.hosts.len().min((room / 2).max(room.saturating_sub(look.ranks.len())));
+    let workers = look.ranks.len().min(room - servers);
+    let mut ranks: Vec<&RankLine> = look.ranks.iter().collect();
+    if screen.order == Order::Late {
+        ranks.sort_by_key(|line| (Reverse(line.late), line.rank));
+    }
+    text.push_str(&table(RANKS, ranks.iter().take(workers).map(|line| rank(line)), None));
+    text.push_str(&more(look.ranks.len() - workers, "workers"));
+    text.push_str(&table(SERVERS, look.hosts.iter().take(servers).map(server), None));
+    text.push_str(&more(look.hosts.len() - servers, "servers"));
+    text.push_str(keys.unwrap_or_default());
+    let columns = screen.size.map_or(usize::MAX, |(columns, _)| usize::from(columns));
+    let cut = |line: &str| line.chars().take(columns).collect::<String>().trim_end().to_owned();
+    text.lines().take(lines).map(|line| cut(line) + "\n").collect()
+}
+
+fn head(look: &Look, is_paused: bool) -> String {
+    let Look { job, state, workers, servers, missing, step, step_time, exposed, verdict, .. } = look;
+    let mut text = format!(
+        "gradlane top  job {job}  {state}  {}/{} workers {}/{} servers",
+        workers.0, workers.1, servers.0, servers.1
+    );
+    if let Some(step) = step {
+        let _ = write!(text, "  step {step}");
+    }
+    if let Some(step_time) = step_time {
+        let _ = write!(text, "  {}", millis(*step_time));
+    }
+    if let Some(exposed) = exposed {
+        let _ = write!(text, "  exposed {}", percent(*exposed));
+    }
+    text.push_str(if is_paused { "  PAUSED\n" } else { "\n" });
+    let there = workers.0 + servers.0;
+    if !missing.is_empty() {
+        let _ = writeln!(text, "{} of {there} answered; missing: {}", there - missing.len(), missing.join(", "));
+    }
+    let verdict = match verdict {
+        Verdict::Unknown => "wait for the next second".to_owned(),
+        Verdict::NoSums => "no sum ended on a server".to_owned(),
+        Verdict::Nobody => "nobody is late".to_owned(),
+        Verdict::Late { rank, cause, late } => format!("rank {rank} late ({}) {} a step", cause.name(), millis(*late)),
+    };
+    let _ = writeln!(text, "VERDICT {verdict}");
+    text
+}
+
+const RANKS: [&str; 10] =
+    ["RANK", "HOST", "STATE", "STEP", "LATE/step", "CAUSE", "BLOCKED", "PUSH/s", "PULL/s", "OPEN"];
+
+fn rank(line: &RankLine) -> [String; 10] {
+    [
+        line.rank.to_string(),
+        line.host.clone(),
+        state(line.health),
+        known(line.step, |step| step.to_string()),
+        known(line.late, millis),
+        known(line.cause, |cause| cause.name().to_owned()),
+        known(line.blocked, percent),
+        known(line.push, rate),
+        known(line.pull, rate),
+        known(line.open, |open| open.to_string()),
+    ]
+}
+
+const SERVERS: [&str; 10] = ["SRV", "HOST", "STATE", "IN/s", "OUT/s", "LANES", "SUMS", "PLACED", "OPEN", "LAST"];
+
+fn server(line: &ServerLine) -> [String; 10] {
+    [
+        line.index.to_string(),
+        line.host.clone(),
+        state(line.health),
+        known(line.input, rate),
+        known(line.output, rate),
+        known(line.lanes, percent),
+        bytes(line.sum_bytes),
+        bytes(line.placed_bytes),
+        line.pending.to_string(),
+        known(line.last, |rank| format!("rank {rank}")),
+    ]
+}
+
+fn more(count: usize, what: &str) -> String {
+    if count == 0 { String::new() } else { format!("and {count} more {what}\n") }
+}
+
+fn state(of: Health) -> String {
+    health(of).to_owned()
+}
+
+fn known<T>(value: Option<T>, text: impl FnOnce(T) -> String) -> String {
+    value.map_or_else(|| "-".to_owned(), text)
+}
+
+fn millis(duration: Duration) -> String {
+    let millis = duration.as_secs_f64() * 1e3;
+    if millis < 100.0 { format!("{millis:.1} ms") } else { format!("{millis:.0} ms") }
+}
+
+fn percent(share: f64) -> String {
+    format!("{:.0} %", share * 100.0)
+}
+
+fn rate(bytes_per_second: f64) -> String {
+    bytes(bytes_per_second as u64)
+}

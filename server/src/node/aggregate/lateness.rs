@@ -1,0 +1,99 @@
+//! Who was late in a round, and why, by the clock of this server alone.
+//!
+//! When the last contribution of a round is whole, the time since the one before it was whole is the time in which only its worker was missing.
+//! It is split over causes by walking back from the last byte: the transfer since the first byte came, then what the header says that the part
+//! waited for, the latest first. What is left, the worker spent before it submitted. So no two clocks are compared.
+//!
+//! A contribution that breaks off and is repeated counts from its first byte on: that is a slow transfer. After a restart all begin anew.
+
+use std::time::Duration;
+
+use gradlane_core::types::{Cause, Time, Waited};
+
+use crate::node::command::Late;
+
+/// The times of a round so far.
+#[derive(Default, Debug)]
+pub(super) struct Lateness {
+    began: Option<Time>,
+    /// When the latest contribution was counted.
+    counted: Option<Time>,
+}
+
+/// The beginning of a contribution.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Coming {
+    /// When its header came.
+    pub(super) since: Time,
+    /// What that says.
+    pub(super) waited: Waited,
+}
+
+impl Lateness {
+    /// A header of the round came.
+    pub(super) fn handle_header(&mut self, now: Time) {
+        self.began.get_or_insert(now);
+    }
+
+    /// A contribution was counted. Returns the time since the one before it, by cause; `None` if it is the first.
+    pub(super) fn handle_counted(&mut self, now: Time, coming: Coming) -> Option<Late> {
+        let before = self.counted.replace(now)?;
+        Some(split(now.since(before), now.since(coming.since), coming.waited))
+    }
+
+    /// The time since the first header.
+    pub(super) fn took(&self, now: Time) -> Duration {
+        self.began.map(|began| now.since(began)).unwrap_or_default()
+    }
+}
+
+/// Splits the time in which only one worker was missing, whose contribution took so long from its first byte to its last.
+fn split(late: Duration, transfer: Duration, waited: Waited) -> Late {
+    let mut left = late;
+    let mut by_cause = Late::default();
+    for (cause, time) in [
+        (Cause::Transfer, transfer),
+        (Cause::Credit, waited.credit.duration()),
+        (Cause::Queue, waited.queue.duration()),
+        (Cause::Device, waited.device.duration()),
+        (Cause::Submit, Duration::MAX),
+    ] {
+        let share = time.min(left);
+        by_cause[cause as usize] = share;
+        left -= share;
+    }
+    by_cause
+}
+
+#[cfg(test)]
+mod tests {
+    use gradlane_core::types::Wait;
+
+    use super::*;
+
+    #[test]
+    fn the_causes_are_as_long_as_the_delay_and_the_last_ones_on_the_way_come_first() {
+        // What the header says of device, queue and credit; transfer and delay; the delay by cause: submit, device, queue, credit, transfer.
+        for (said, transfer, late, expected) in [
+            ([0, 0, 0], 0, 10, [10, 0, 0, 0, 0]),
+            ([0, 0, 0], 4, 10, [6, 0, 0, 0, 4]),
+            ([0, 0, 0], 40, 10, [0, 0, 0, 0, 10]),
+            ([1, 2, 3], 2, 10, [2, 1, 2, 3, 2]),
+            ([1, 2, 3], 0, 4, [0, 0, 1, 3, 0]),
+            ([8, 0, 0], 0, 4, [0, 4, 0, 0, 0]),
+            ([8, 8, 8], 8, 0, [0; 5]),
+        ] {
+            let micros = |micros: u64| Duration::from_micros(micros);
+            let [device, queue, credit] = said.map(|said| Wait::of(micros(said)));
+            let by_cause = split(micros(late), micros(transfer), Waited { device, queue, credit });
+            assert_eq!(by_cause, expected.map(micros), "{said:?} {transfer} {late}");
+        }
+    }
+
+    #[test]
+    fn what_a_header_claims_is_bounded_by_the_delay() {
+        let waited = Waited { device: Wait::MAX, queue: Wait::MAX, credit: Wait::MAX };
+        let by_cause = split(Duration::from_micros(7), Duration::ZERO, waited);
+        assert_eq!(by_cause.iter().sum::<Duration>(), Duration::from_micros(7));
+    }
+}
