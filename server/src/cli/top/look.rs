@@ -299,4 +299,4 @@ impl Lateness {
 const NANOSECONDS: f64 = 1e9;
 /// Somebody is always last. A delay that is shorter than both costs nothing that anybody would notice.
 const COUNTS: Duration = Duration::from_millis(1);
-const COUNTS_OF_A_STEP: f64 = 0.05;
+const COUNTS_OF_A_STEP: f64 = 0.1;

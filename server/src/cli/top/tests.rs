@@ -34,7 +34,7 @@ VERDICT rank 1 late (submit) 73.0 ms a step
 fn a_terminal_is_never_overrun_and_what_does_not_fit_is_counted() {
     let job = Job::new(40, 10);
     let before = job.reading();
-    job.passes(&[(7, Cause::Queue, 19)]);
+    job.passes(&[(7, Cause::Queue, 29)]);
     let look = Look::of(Some(&before), &Reading { at: Duration::from_secs(2), ..job.at_step(12) });
     for lines in 0..60 {
         for columns in [0, 20, 80, 200] {
@@ -44,7 +44,7 @@ fn a_terminal_is_never_overrun_and_what_does_not_fit_is_counted() {
         }
     }
     let text = render(&look, Screen { size: Some((100, 20)), ..PIPE });
-    assert!(text.contains("VERDICT rank 7 late (queue) 19.0 ms a step\n"), "{text}");
+    assert!(text.contains("VERDICT rank 7 late (queue) 29.0 ms a step\n"), "{text}");
     assert!(text.contains(" more workers\n") && text.contains(" more servers\n"), "{text}");
     assert!(text.ends_with("q quit  s sort  p pause\n"), "{text}");
     let first = |screen| render(&look, screen).lines().find(|line| line.contains("alive")).unwrap().trim().to_owned();
@@ -79,10 +79,10 @@ fn a_verdict_needs_two_readings_sums_and_a_delay_that_counts() {
     let later = |reading: Reading, seconds| Reading { at: Duration::from_secs(seconds), ..reading };
     assert_eq!(Look::of(Some(&before), &later(job.at_step(2), 2)).verdict, Verdict::NoSums);
     job.passes(&[(0, Cause::Submit, 0), (1, Cause::Submit, 4)]);
-    // Ten steps took 200 ms each, so 4 ms are two percent of one.
+    // Ten steps took 300 ms each, so 4 ms are little of one.
     assert_eq!(Look::of(Some(&before), &later(job.at_step(12), 3)).verdict, Verdict::Nobody);
     let late = Verdict::Late { rank: 1, cause: Cause::Submit, late: Duration::from_millis(4) };
-    assert_eq!(Look::of(Some(&before), &later(job.at_step(52), 3)).verdict, late, "of 60 ms");
+    assert_eq!(Look::of(Some(&before), &later(job.at_step(102), 3)).verdict, late, "of 30 ms");
 }
 
 #[test]
