@@ -26,6 +26,7 @@ use crate::launch::{self, Launch};
 mod bench;
 mod ctl;
 mod live;
+mod recorders;
 mod roles;
 mod screen;
 mod settings;
