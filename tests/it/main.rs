@@ -43,6 +43,7 @@ mod parameters;
 mod parts;
 mod process;
 mod push_pull;
+mod recorder;
 mod rendezvous;
 mod rounds;
 mod seats;

@@ -161,7 +161,7 @@ knobs! {
         state_dir: Optional<Path> = "~/.gradlane";
         /// The directory below which checkpoints are saved and found, shared by the coordinator and all servers; the one in which they run where none is given. Workers name paths below it.
         checkpoint_dir: Optional<Path> = "";
-        /// The directory below which a worker writes what `gradlane ctl dump` asks for; the one in which it runs where none is given.
+        /// The directory below which a worker writes what `gradlane ctl dump` asks for; the one in which it runs where none is given. If it is given, a worker that fails dumps its flight recorder in the directory `flight` below it.
         dump_dir: Optional<Path> = "";
         /// How long the certificate of a process is good; renewed at two thirds of it while the process runs. Set it at the coordinator.
         certificate_lifetime: TimeSpan = "24 h" in "2 s" to "720 h";
@@ -300,6 +300,8 @@ knobs! {
         timeline: Optional<Path> = "", alias "BYTEPS_TRACE_DIR";
         /// Size at which a timeline ends.
         timeline_bytes_max: Bytes = "256 MiB" in "64 KiB" to "64 GiB";
+        /// Events that the flight recorder of a worker keeps, beside a quarter as many open operations: 96 bytes of memory an event in all. 0 records nothing.
+        recorder_events: Count = "65536" in "0" to "1048576";
         /// Where this process shows its metrics and its state over HTTP, such as 127.0.0.1:9400; absent for nowhere, and port 0 for any free
         /// one, which the log names. Anybody who reaches the address can read them. Each process of a host has a port of its own: a worker adds
         /// its local rank, and `gradlane run` takes this port for itself and the following ones for its workers, then for its servers.

@@ -185,12 +185,20 @@ impl Engine {
             let memory = members.iter().map(|Member { source, destination, .. }| (source, destination));
             let taken = state.loans.take_all(memory);
             let taken = taken.map_err(|in_use| state.refusal(in_use, &batch.tensors))?;
-            let round = |watched: &Option<Watched>| state.worker.next_round(watched.as_ref()?.key());
-            let rounds: Vec<Option<Round>> = watched.iter().map(round).collect();
+            let rounds: Vec<Option<Round>> = match watched.is_empty() && !state.is_recorded() {
+                true => Vec::new(),
+                false => batch.keys.iter().map(|key| state.worker.next_round(*key)).collect(),
+            };
             let Accepted { first, submissions } =
                 state.worker.submit_all(now, &batch.tensors, describe, Terms { demand, timeout })?;
             entered();
             let ids = first..first + submissions.len() as u64;
+            for (id, of) in ids.clone().zip(&submissions).filter(|_| state.is_recorded()) {
+                for (position, index) in of.as_slice().iter().enumerate() {
+                    let (tensor, bytes) = ((batch.keys[*index], rounds[*index]), members[*index].source.len() as u64);
+                    state.record(now, id, tensor, (&demand, bytes), position == 0);
+                }
+            }
             let (followed, backend) = (&self.shared.followed, Submissions::of_batch(&self.shared, ids.clone()));
             let then = ending(room, followed, names, then);
             let (handle, done) = Handle::new(first, Some(backend), Arc::clone(followed), then);

@@ -18,7 +18,7 @@ use super::metrics::Metrics;
 use super::shared::{Dispatch, Shared};
 use super::state::{Effect, Resolved};
 use super::submit::HERE_BYTES_MAX;
-use crate::error::Result;
+use crate::error::{Code, Result};
 use crate::pipeline::Stage;
 use crate::sched::StallReport;
 use crate::types::{Done, PartLayout, TensorSpec};
@@ -171,6 +171,9 @@ fn wake_poller(shared: &Shared) {
 fn resolve(shared: &Shared, done: Done<()>, ended: Resolved) {
     let Resolved { outcome, tensors, took } = ended;
     shared.metrics.push_pull_duration_nanoseconds.add(took);
+    if let Some(error) = outcome.as_ref().err().filter(|error| error.code() == Code::DeadlineExceeded) {
+        shared.flight.timed_out(error);
+    }
     Metrics::add(&shared.metrics.resolved, tensors);
     Metrics::add(&shared.metrics.failed, if outcome.is_err() { tensors } else { 0 });
     done.report(outcome);

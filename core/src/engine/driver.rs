@@ -9,6 +9,7 @@ use super::asked::{Asked, Submission};
 use super::dispatcher::Dispatcher;
 use super::effects::counting;
 use super::events::on_event;
+use super::flight::Flight;
 use super::follow::Following;
 use super::handle::{Handle, HandleBackend};
 use super::limit::Limit;
@@ -125,7 +126,7 @@ impl Engine {
             Metrics::new(&options.copies),
             clock,
             (config.checksum, config.nan_check),
-            Worker::new(clock.now(), settings),
+            (Worker::new(clock.now(), settings), Arc::new(Flight::new(&config, clock))),
             Arc::clone(&dispatcher) as _,
         ));
         config.dump_dir.iter().for_each(|directory| shared.dumps.allow(directory.clone()));
@@ -333,8 +334,9 @@ impl Engine {
         let handle = self.shared.with_pushing(here_bytes_max, |state, now| {
             let taken = state.loans.take(&source, &destination);
             let taken = taken.map_err(|in_use| state.refusal(in_use, std::slice::from_ref(&tensor)))?;
-            let round = watched.as_ref().and_then(|watched| state.worker.next_round(watched.key()));
+            let (key, round) = (described.key, state.worker.next_round(described.key));
             let id = state.worker.submit(now, &tensor, described, Terms { demand, timeout });
+            state.record(now, id, (key, round), (&demand, bytes), true);
             let followed = &self.shared.followed;
             let then = ending(room, followed, name, then);
             let (handle, done) = Handle::new(id, Some(Arc::clone(&self.backend)), Arc::clone(followed), then);

@@ -64,6 +64,7 @@ impl Engine {
         }
         self.shared.probe.standing.advance(Standing::Ending);
         // Nothing is withdrawn: the other workers hear of the loss, which ends all of their rounds.
+        self.shared.flight.ended(&given_up(&cause));
         self.shared.report(|state, now| state.worker.handle_failed(now, given_up(&cause)));
         if let Some(membership) = &*locked(&self.shared.membership) {
             membership.give_up(cause);
@@ -115,6 +116,7 @@ impl Engine {
         let timer = locked(&self.shared.timer).take();
         drop(timer);
         self.stop_timeline();
+        self.shared.flight.settle(ENDING);
         self.shared.probe.standing.advance(Standing::Ended);
         // Frees the port, if nobody else is shown there.
         let exposure = locked(&self.exposure).take();

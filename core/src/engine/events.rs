@@ -17,6 +17,7 @@ pub(super) fn on_event(shared: &Arc<Shared>, event: MemberEvent) {
             tracing::info!(rank = index, epoch = %view.epoch, "joined");
             // It has one rank for its whole life.
             let _ = shared.probe.rank.set(index);
+            shared.flight.joined(index);
             shared.report(|state, now| state.worker.handle_joined(now, WorkerId(index), view));
             shared.look(|state| {
                 if let Some(Formation { pipeline, machines, team, .. }) = state.worker.formation() {
@@ -42,6 +43,7 @@ pub(super) fn on_event(shared: &Arc<Shared>, event: MemberEvent) {
                 detail,
                 "a sum waits"
             );
+            shared.flight.recorder.told(shared.clock.now(), &tensor, &stall, &detail);
             shared.report(|state, now| state.worker.handle_stall_notice(now, stall.part, stall.round, detail));
         }
         MemberEvent::Boundary { change, limit, hold } => shared.hear_boundary(change, limit, hold),
@@ -58,6 +60,7 @@ pub(super) fn on_event(shared: &Arc<Shared>, event: MemberEvent) {
             // The caller gets it as an error.
             tracing::info!(%error, "the job failed");
             shared.probe.standing.advance(Standing::Failed);
+            shared.flight.ended(&error);
             shared.report(|state, now| state.worker.handle_failed(now, error.clone()));
             shared.boundary.fail(error.clone());
             shared.milestones.change(|reached| reached.failed = Some(error));

@@ -44,6 +44,18 @@ pub(super) trait HandleBackend: Send + Sync {
 
     /// Whether the engine works at the operation with this id. Does not wait for any other thread.
     fn liveness(&self, id: u64) -> Liveness;
+
+    /// For the flight recorder: a thread of the caller begins to wait for the operation with this id. Returns the time for
+    /// [`waited`](Self::waited). Neither of the two takes a lock.
+    fn waits(&self, _id: u64) -> Time {
+        Time::ZERO
+    }
+
+    /// For the flight recorder: the thread does not wait any longer.
+    fn waited(&self, _id: u64, _since: Time) {}
+
+    /// A thread of the caller gives the operation with this id up, because the engine does not work any more.
+    fn given_up(&self, _id: u64, _error: &Error) {}
 }
 
 /// The end of an operation, as its handle tells it.
@@ -239,6 +251,8 @@ impl Handle {
         clock: &Clock,
         enough: fn(&Resolution) -> bool,
     ) -> Result<MutexGuard<'_, Resolution>> {
+        let backend = self.backend.as_deref();
+        let _recorded = backend.filter(|_| !enough(&self.slot.lock())).map(|backend| Waiting::begin(backend, self.id));
         loop {
             let left = timeout.map(|timeout| timeout.saturating_sub(waited(clock)));
             let ask_in = self.limit.is_some().then(|| self.trusted_for());
@@ -250,7 +264,14 @@ impl Handle {
             if let Err(error) = self.ask() {
                 // It may have ended just now: the engine forgets an operation before its handle is told.
                 let state = self.slot.lock();
-                return if enough(&state) { Ok(state) } else { Err(error) };
+                if enough(&state) {
+                    return Ok(state);
+                }
+                drop(state);
+                if let Some(backend) = backend {
+                    backend.given_up(self.id, &error);
+                }
+                return Err(error);
             }
         }
     }
@@ -322,6 +343,25 @@ impl Handle {
         if let Some(backend) = &self.backend {
             backend.cancel(self.id);
         }
+    }
+}
+
+/// A thread of the caller that waits, as the flight recorder sees it.
+struct Waiting<'a> {
+    backend: &'a dyn HandleBackend,
+    id: u64,
+    since: Time,
+}
+
+impl<'a> Waiting<'a> {
+    fn begin(backend: &'a dyn HandleBackend, id: u64) -> Self {
+        Self { backend, id, since: backend.waits(id) }
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.backend.waited(self.id, self.since);
     }
 }
 

@@ -104,6 +104,7 @@ impl State {
         if let Some(trace) = &mut self.trace {
             trace.taken(now, &task, stage);
         }
+        self.record_taken(now, task.id, stage);
         let payload = self.payloads.get_mut(task.id).expect("a task has a payload until it is released");
         let work = match action {
             Action::Push { link, exchange, header, landing } => {

@@ -22,12 +22,28 @@ pub(super) fn obey(shared: &Arc<Shared>, number: u64, command: ControlCommand) {
                 Err(error) => Err(error),
             }
         }
+        ControlCommand::DumpRecorder { directory } => return dump_recorder(shared, number, directory),
         ControlCommand::Drain
         | ControlCommand::Save { .. }
         | ControlCommand::SetRate { .. }
         | ControlCommand::Unknown { .. } => Err(command.refusal("a worker")),
     };
     shared.tell(|membership| membership.reporter().report_commanded(number, outcome));
+}
+
+/// Dumps the flight recorder on a thread of its own, because a file is written and the thread of the membership must go on.
+fn dump_recorder(shared: &Arc<Shared>, number: u64, directory: String) {
+    let there = Arc::clone(shared);
+    let dump = move || {
+        let dumped =
+            there.dumps.place(&directory).and_then(|place| there.flight.dump(&place, "an operator asked for it"));
+        let outcome = dumped.map(|path| ControlAnswer::Dumped { files: vec![path.display().to_string()] });
+        there.tell(|membership| membership.reporter().report_commanded(number, outcome));
+    };
+    if let Err(error) = std::thread::Builder::new().name("gl-flight".to_owned()).spawn(dump) {
+        let error = Error::Io { what: "starting a thread".to_owned(), cause: error.to_string() };
+        shared.tell(|membership| membership.reporter().report_commanded(number, Err(error)));
+    }
 }
 
 /// Waits for a round that has not begun.

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use super::company::Company;
 use super::dumps::Dumps;
+use super::flight::Flight;
 use super::followed::Followed;
 use super::formation_news::FormationNews;
 use super::limit::DEVICE_LOOK;
@@ -63,6 +64,8 @@ pub(super) struct Shared {
     pub(super) following: Arc<FormationNews>,
     /// The rounds that operators want to see.
     pub(super) dumps: Dumps,
+    /// What this worker did last.
+    pub(super) flight: Arc<Flight>,
     /// How an operator changes the log of this process, if the engine's owner says so.
     pub(super) change_log: OnceLock<ChangeLog>,
     dispatch: Arc<dyn Dispatch>,
@@ -90,7 +93,7 @@ impl Shared {
         metrics: Metrics,
         clock: Clock,
         (checksum, nan_check): (Checksum, NanCheck),
-        worker: Worker,
+        (worker, flight): (Worker, Arc<Flight>),
         dispatch: Arc<dyn Dispatch>,
     ) -> Self {
         let bound = worker.bounds().call;
@@ -115,9 +118,10 @@ impl Shared {
             company: Company::default(),
             following: Arc::default(),
             dumps: Dumps::default(),
+            state: Mutex::new(State::new(worker, residual_bytes, Arc::clone(&flight))),
+            flight,
             change_log: OnceLock::new(),
             dispatch,
-            state: Mutex::new(State::new(worker, residual_bytes)),
             #[cfg(feature = "testing")]
             takings: std::sync::atomic::AtomicU64::new(0),
             broken: OnceLock::new(),
@@ -283,6 +287,7 @@ impl Shared {
         tracing::error!(%cause, "the engine stopped");
         self.probe.standing.advance(Standing::Failed);
         let cause = self.broken.get_or_init(|| cause).clone();
+        self.flight.ended(&cause);
         self.end_all_handles(state, &cause);
         cause
     }

@@ -5,17 +5,20 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
+use super::flight::Flight;
 use super::handle::Issue;
 use super::loans::{InUse, Loans, User};
 use super::memory::Memory;
 use super::payload::Payload;
+use super::recorder::{Operation, Subject as Recorded};
 use super::residuals::Residuals;
 use super::trace::{Subject, TaskTrace, Timeline};
 use crate::cuda::{Mark, Marks};
 use crate::error::{Error, Result};
 use crate::mem::Region;
+use crate::pipeline::Stage;
 use crate::sched::{SideTable, TaskId};
-use crate::types::{Declined, Done, Epoch, Holdings, LinkId, PartId, TensorSpec, Time};
+use crate::types::{Declined, Demand, Done, Epoch, Holdings, LinkId, PartId, Round, TensorKey, TensorSpec, Time};
 use crate::worker::{Command, Dial, Held, Load, Stuck, Worker};
 
 /// The machine and what belongs to its ids.
@@ -32,6 +35,7 @@ pub(super) struct State {
     armed: Option<Time>,
     /// Present while a timeline is recorded.
     pub(super) trace: Option<TaskTrace>,
+    flight: Arc<Flight>,
     /// Whether the threads must end, because no task will come to their stages any more.
     pub(super) closed: bool,
     /// Carried out after the lock is released.
@@ -49,7 +53,7 @@ pub(super) struct Resolved {
 
 /// The work to do after the lock is released.
 pub(super) enum Effect {
-    Wake(crate::pipeline::Stage),
+    Wake(Stage),
     Abandon(Held),
     Decline(Declined),
     Resolve(Done<()>, Resolved),
@@ -100,7 +104,8 @@ impl Unfinished {
 
 impl State {
     /// `residual_bytes` counts the memory of residuals.
-    pub(super) fn new(worker: Worker, residual_bytes: Arc<AtomicU64>) -> Self {
+    pub(super) fn new(mut worker: Worker, residual_bytes: Arc<AtomicU64>, flight: Arc<Flight>) -> Self {
+        worker.set_timeline(flight.recorder.is_on());
         Self {
             worker,
             loans: Loans::default(),
@@ -110,6 +115,7 @@ impl State {
             waiters: BTreeMap::new(),
             armed: None,
             trace: None,
+            flight,
             closed: false,
             effects: Vec::new(),
         }
@@ -175,12 +181,14 @@ impl State {
                     continue;
                 }
                 Command::Finished { task, stage, outcome } => {
+                    self.flight.recorder.finished(now, stage, &outcome, recorded(&self.worker, task));
                     if let Some(trace) = &mut self.trace {
                         trace.finished(now, task, stage, &outcome);
                     }
                     continue;
                 }
                 Command::Resolve { submission, tensors, submitted, effect, outcome } => {
+                    self.flight.recorder.resolved(now, submission, tensors, &outcome);
                     if let Some(effect) = effect {
                         self.loans.used(submission, effect);
                     }
@@ -194,16 +202,30 @@ impl State {
                 Command::Wake(stage) => Effect::Wake(stage),
                 Command::Abandon(held) => Effect::Abandon(held),
                 Command::Decline(declined) => Effect::Decline(declined),
-                Command::Declare { request, tensors, fuse } => Effect::Declare { request, tensors, fuse },
-                Command::Undeclare { request, names } => Effect::Undeclare { request, names },
+                Command::Declare { request, tensors, fuse } => {
+                    self.flight.recorder.name(&tensors);
+                    Effect::Declare { request, tensors, fuse }
+                }
+                Command::Undeclare { request, names } => {
+                    self.flight.recorder.forget(&names);
+                    Effect::Undeclare { request, names }
+                }
                 Command::Report(holdings) => Effect::Report(holdings),
                 Command::Restored(epoch) => Effect::Restored(epoch),
                 Command::Dial(dial) => Effect::Dial(dial),
                 Command::Disconnect(link) => Effect::Disconnect(link),
-                Command::Warn(stuck) => Effect::Warn(stuck),
+                Command::Warn(stuck) => {
+                    self.flight.recorder.stalled(now, &stuck);
+                    Effect::Warn(stuck)
+                }
                 Command::Abort(cause) => Effect::Abort(cause),
                 Command::BreakDown(cause) => Effect::BreakDown(cause),
-                Command::Follow => Effect::Follow,
+                Command::Follow => {
+                    if let Some(formation) = self.worker.formation() {
+                        self.flight.recorder.formed(now, &formation.view);
+                    }
+                    Effect::Follow
+                }
                 Command::Leave => Effect::Leave,
             };
             self.effects.push(effect);
@@ -229,12 +251,38 @@ impl State {
     /// Records all tasks on `timeline` from now on, or none any more.
     pub(super) fn trace(&mut self, now: Time, timeline: Option<Arc<Timeline>>) {
         self.trace = timeline.map(TaskTrace::new);
-        self.worker.set_timeline(self.trace.is_some());
+        self.worker.set_timeline(self.trace.is_some() || self.flight.recorder.is_on());
         if let Some(trace) = &mut self.trace {
             for task in self.worker.tasks() {
                 trace.found(now, task, subject(&self.worker, task), || self.worker.names(task));
             }
         }
+    }
+
+    /// Whether the flight recorder is on.
+    pub(super) fn is_recorded(&self) -> bool {
+        self.flight.recorder.is_on()
+    }
+
+    /// Records that this worker submits a tensor, as one of a submission that may have several. `is_first` says whether it is the first one.
+    pub(super) fn record(
+        &self,
+        now: Time,
+        submission: u64,
+        (key, round): (TensorKey, Option<Round>),
+        (demand, bytes): (&Demand, u64),
+        is_first: bool,
+    ) {
+        let (tensor, operation) = ((key, round), Operation::of_demand(demand));
+        if is_first {
+            self.flight.recorder.began(now, submission, tensor, operation);
+        }
+        self.flight.recorder.submitted(now, submission, tensor, operation, bytes);
+    }
+
+    /// Records that a stage of a task begins.
+    pub(super) fn record_taken(&self, now: Time, task: TaskId, stage: Stage) {
+        self.flight.recorder.taken(now, stage, recorded(&self.worker, task));
     }
 
     /// Takes out everything for which a caller waits, because the machine cannot be trusted any more.
@@ -258,6 +306,7 @@ impl State {
                 Payload::kept(kept.split_at(bytes).0)
             }
             Load::Pieces => {
+                self.flight.recorder.queued(now, recorded(&self.worker, task));
                 if let Some(trace) = &mut self.trace {
                     trace.submitted(now, task, subject(&self.worker, task), || self.worker.names(task));
                 }
@@ -285,6 +334,18 @@ impl State {
             self.armed = Some(due);
             self.effects.push(Effect::Arm(due));
         }
+    }
+}
+
+/// The description of a task for the flight recorder.
+fn recorded(worker: &Worker, task: TaskId) -> Recorded<'_> {
+    let part = worker.part(task);
+    Recorded {
+        part: part.layout.part,
+        round: part.round,
+        bytes: part.layout.bytes(),
+        server: part.layout.server,
+        submissions: &part.tickets,
     }
 }
 

@@ -3,15 +3,19 @@
 use std::ops::Range;
 use std::sync::{Arc, Weak};
 
+use super::flight::Flight;
 use super::followed::Followed;
 use super::handle::{Ended, HandleBackend};
 use super::shared::Shared;
 use super::submit_budget::Reservation;
+use crate::error::Error;
+use crate::types::Time;
 use crate::worker::Liveness;
 
 /// The backend of the handles of all single submissions of an engine, or of one batch.
 pub(super) struct Submissions {
     shared: Weak<Shared>,
+    flight: Arc<Flight>,
     /// Those of a batch; `None` if the id of a handle is that of its submission.
     batch: Option<Range<u64>>,
 }
@@ -19,12 +23,13 @@ pub(super) struct Submissions {
 impl Submissions {
     /// The backend of the handles of single submissions.
     pub(super) fn single(shared: &Arc<Shared>) -> Arc<dyn HandleBackend> {
-        Arc::new(Self { shared: Arc::downgrade(shared), batch: None })
+        Arc::new(Self { shared: Arc::downgrade(shared), flight: Arc::clone(&shared.flight), batch: None })
     }
 
     /// The backend of the handle of a batch.
     pub(super) fn of_batch(shared: &Arc<Shared>, ids: Range<u64>) -> Arc<dyn HandleBackend> {
-        Arc::new(Self { shared: Arc::downgrade(shared), batch: Some(ids) })
+        let flight = Arc::clone(&shared.flight);
+        Arc::new(Self { shared: Arc::downgrade(shared), flight, batch: Some(ids) })
     }
 
     fn ids(&self, id: u64) -> Range<u64> {
@@ -49,6 +54,18 @@ impl HandleBackend for Submissions {
     fn liveness(&self, id: u64) -> Liveness {
         let Some(shared) = self.shared.upgrade() else { return Liveness::Stuck };
         shared.liveness(self.ids(id))
+    }
+
+    fn waits(&self, id: u64) -> Time {
+        self.flight.waits(id)
+    }
+
+    fn waited(&self, id: u64, since: Time) {
+        self.flight.waited(id, since);
+    }
+
+    fn given_up(&self, _id: u64, error: &Error) {
+        self.flight.timed_out(error);
     }
 }
 

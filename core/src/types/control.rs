@@ -94,6 +94,11 @@ pub enum ControlCommand {
         /// How long the worker waits for the round.
         wait: Duration,
     },
+    /// Write what the flight recorder of this worker has into a file.
+    DumpRecorder {
+        /// A directory below `dump_dir` of the worker.
+        directory: String,
+    },
     /// A command that this process does not know. It is answered with an error.
     Unknown {
         /// Its code on the wire.
@@ -112,7 +117,7 @@ impl ControlCommand {
             Self::Drain => "drain",
             Self::Save { .. } => "save",
             Self::SetRate { .. } => "set",
-            Self::Dump { .. } => "dump",
+            Self::Dump { .. } | Self::DumpRecorder { .. } => "dump",
             Self::Unknown { .. } => "an unknown command",
         }
     }
@@ -126,7 +131,8 @@ impl ControlCommand {
             | Self::Drain
             | Self::Save { .. }
             | Self::SetRate { .. }
-            | Self::Dump { .. } => {
+            | Self::Dump { .. }
+            | Self::DumpRecorder { .. } => {
                 format!("{} is no order for {whom}", self.word())
             }
         };

@@ -221,6 +221,7 @@ pub fn frames() -> Vec<Frame> {
                 wait: Duration::from_secs(1),
             },
         ),
+        control(Recipient::Worker(WorkerId(1)), ControlCommand::DumpRecorder { directory: "d".to_owned() }),
         control(Recipient::Coordinator, ControlCommand::Unknown { code: 200, fields: vec![1, 2] }),
         Frame::Commanded { number: 19, outcome: Ok(ControlAnswer::Stats(stats())) },
         Frame::Commanded { number: 19, outcome: Err(Error::Cancelled) },

@@ -14,6 +14,7 @@ use gradlane_core::wire::frame::{Health, Status};
 use gradlane_core::{Error, Result};
 use serde_json::json;
 
+use super::recorders;
 use super::screen::say;
 use super::settings::Settings;
 use super::status::{led_here, names_a_coordinator, nothing_runs, nothing_runs_here};
@@ -84,21 +85,23 @@ pub(super) enum Order {
         #[command(flatten)]
         options: Options,
     },
-    /// Have a worker write what it contributes to a round of a tensor, and the sum that it gets
-    #[command(after_help = "Example: gradlane ctl dump fc.weight --round 700 --worker 1 --directory look --timeout 5m")]
+    /// Have all workers write what their flight recorders have, or one what it contributes to a round of a tensor, and the sum that it gets
+    #[command(
+        after_help = "Examples: gradlane ctl dump\n          gradlane ctl dump fc.weight --round 700 --worker 1 --directory look --timeout 5m"
+    )]
     Dump {
-        /// The tensor
-        #[arg(value_name = "TENSOR")]
-        tensor: String,
+        /// The tensor; without one, the flight recorders
+        #[arg(value_name = "TENSOR", requires_all = ["round", "worker", "directory"])]
+        tensor: Option<String>,
         /// The round, with the number that errors and logs have: the first one is 0. It must not have begun
-        #[arg(long, value_name = "N")]
-        round: u64,
-        /// The rank of the worker
+        #[arg(long, value_name = "N", requires = "tensor")]
+        round: Option<u64>,
+        /// The rank of the worker; without a tensor, the only one that writes
         #[arg(long, value_name = "RANK")]
-        worker: u32,
-        /// A directory below `dump_dir` of the worker
+        worker: Option<u32>,
+        /// A directory below `dump_dir` of the worker; `flight` if not given
         #[arg(long, value_name = "DIRECTORY")]
-        directory: String,
+        directory: Option<String>,
         #[command(flatten)]
         options: Options,
     },
@@ -136,10 +139,29 @@ impl Order {
             Self::Set { tensor, rate, at, options } => {
                 (coordinator, ControlCommand::SetRate { tensor, rate, step: at }, options)
             }
-            Self::Dump { tensor, round, worker, directory, options } => {
+            Self::Dump {
+                tensor: Some(tensor),
+                round: Some(round),
+                worker: Some(worker),
+                directory: Some(directory),
+                options,
+            } => {
                 let wait = options.timeout;
                 let command = ControlCommand::Dump { tensor, round, directory, wait };
                 (Recipient::Worker(WorkerId(worker)), command, options)
+            }
+            Self::Dump { worker, directory, options: Options { settings, timeout, json }, .. } => {
+                let directory = directory.unwrap_or_else(|| FLIGHT_DIRECTORY.to_owned());
+                let mut operator = enter(&settings, timeout)?;
+                let workers = match worker {
+                    Some(rank) => vec![Recipient::Worker(WorkerId(rank))],
+                    None => {
+                        let status = operator.status(timeout)?;
+                        members(&status).filter(|member| matches!(member, Recipient::Worker(_))).collect()
+                    }
+                };
+                let asked = recorders::Asked { directory, timeout, at_once: AT_ONCE };
+                return recorders::dump(&mut operator, &workers, &asked, json);
             }
         };
         let mut operator = enter(&settings, timeout)?;
@@ -286,5 +308,7 @@ fn timeout(text: &str) -> std::result::Result<Duration, String> {
     if allowed.contains(&timeout) { Ok(timeout) } else { Err("is not between 100 ms and an hour".to_owned()) }
 }
 
+/// Where workers write the dumps of their flight recorders, if nobody says otherwise.
+const FLIGHT_DIRECTORY: &str = "flight";
 /// Orders that are given at once: half of those that a coordinator has under way.
 const AT_ONCE: usize = 32;

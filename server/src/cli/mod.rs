@@ -1,7 +1,7 @@
 //! The command line: `gradlane` of the Python package and `gradlane-server`, one and the same.
 //!
 //! This file parses the arguments and selects the command: [`settings`] are the arguments of every command, [`roles`] runs a part of a job,
-//! [`crate::launch`] a whole one, [`status`], [`top`] and [`crate::doctor`] report, [`ctl`] gives orders. All settings are knobs of
+//! [`crate::launch`] a whole one, [`status`], [`top`], [`explain`] and [`crate::doctor`] report, [`ctl`] gives orders. All settings are knobs of
 //! [`gradlane_core::config`]; a flag is only a short name for one.
 
 use std::collections::BTreeMap;
@@ -25,7 +25,9 @@ use crate::launch::{self, Launch};
 
 mod bench;
 mod ctl;
+mod explain;
 mod live;
+mod recorders;
 mod roles;
 mod screen;
 mod settings;
@@ -141,6 +143,13 @@ enum Command {
     Ctl {
         #[command(subcommand)]
         order: ctl::Order,
+    },
+    /// Say who held a job up, from the dumps of its workers' flight recorders
+    #[command(after_help = "Example: gradlane explain /shared/dumps/flight")]
+    Explain {
+        /// The directory with the dumps: `flight` below `dump_dir`, or the one that `gradlane ctl dump` was given
+        #[arg(value_name = "DIRECTORY")]
+        directory: PathBuf,
     },
     /// Make a further join string for a job that runs, for one role
     Token {
@@ -265,6 +274,7 @@ impl Command {
             }
             Self::Top(settings) => top::show(&settings),
             Self::Ctl { order } => order.give(),
+            Self::Explain { directory } => explain::explain(&directory),
             Self::Token { what: Token::New(NewToken { role, uses, ttl, settings }) } => {
                 let role = Role::named(&role).expect("one of those that the parser takes");
                 let config = settings.load(Some(ProcessRole::Server))?;

@@ -40,9 +40,10 @@ impl Ordered {
             ControlCommand::SetRate { tensor, rate, step } => {
                 self.plane.handle_rate(TensorKey::of(&tensor), step, rate).map(|()| ControlAnswer::RateSet { step })
             }
-            ControlCommand::Save { .. } | ControlCommand::Dump { .. } | ControlCommand::Unknown { .. } => {
-                Err(command.refusal("a server"))
-            }
+            ControlCommand::Save { .. }
+            | ControlCommand::Dump { .. }
+            | ControlCommand::DumpRecorder { .. }
+            | ControlCommand::Unknown { .. } => Err(command.refusal("a server")),
         };
         self.plane.report_commanded(number, outcome);
     }

@@ -3,6 +3,7 @@
 use super::*;
 use crate::config::Config;
 use crate::engine::dispatcher::Dispatcher;
+use crate::engine::flight::Flight;
 use crate::engine::handle::Handle;
 use crate::local::Progress;
 use crate::mem::Copies;
@@ -108,7 +109,9 @@ fn shared() -> Arc<Shared> {
     );
     let metrics = Metrics::new(&Copies::default());
     let dispatcher = Arc::new(Dispatcher::default());
-    Arc::new(Shared::new(Arc::new(Nowhere), None, metrics, clock, (Checksum::Never, NanCheck::Off), worker, dispatcher))
+    let flight = Arc::new(Flight::new(&Config::default(), clock));
+    let checks = (Checksum::Never, NanCheck::Off);
+    Arc::new(Shared::new(Arc::new(Nowhere), None, metrics, clock, checks, (worker, flight), dispatcher))
 }
 
 /// A transport that reaches nobody.

@@ -76,6 +76,10 @@ impl Field for ControlCommand {
                 fields.duration(*wait);
                 command::DUMP
             }
+            Self::DumpRecorder { directory } => {
+                fields.text(directory, usize::MAX);
+                command::DUMP_RECORDER
+            }
             Self::Unknown { code, fields: bytes } => {
                 fields.raw(bytes);
                 *code
@@ -111,6 +115,9 @@ impl Field for ControlCommand {
                 directory: fields.text(CHECKPOINT_PATH_BYTES_MAX, "directory of a dump")?,
                 wait: fields.duration("wait")?,
             },
+            command::DUMP_RECORDER => {
+                Self::DumpRecorder { directory: fields.text(CHECKPOINT_PATH_BYTES_MAX, "directory of a dump")? }
+            }
             code => Self::Unknown { code, fields: fields.raw(len, "fields of a command")?.to_vec() },
         };
         fields.finish()?;
@@ -192,6 +199,7 @@ mod command {
     pub(super) const SAVE: u8 = 4;
     pub(super) const SET_RATE: u8 = 5;
     pub(super) const DUMP: u8 = 6;
+    pub(super) const DUMP_RECORDER: u8 = 7;
 }
 
 /// The codes of answers; they never change.

@@ -19,6 +19,7 @@ pub(super) fn obey(probe: &Probe, command: ControlCommand) -> Result<ControlAnsw
         | ControlCommand::Save { .. }
         | ControlCommand::SetRate { .. }
         | ControlCommand::Dump { .. }
+        | ControlCommand::DumpRecorder { .. }
         | ControlCommand::Unknown { .. } => Err(command.refusal("the process of a coordinator")),
     }
 }

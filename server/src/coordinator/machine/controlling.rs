@@ -46,6 +46,7 @@ impl Coordinator {
             | ControlCommand::Drain
             | ControlCommand::Save { .. }
             | ControlCommand::Dump { .. }
+            | ControlCommand::DumpRecorder { .. }
             | ControlCommand::Unknown { .. } => vec![recipient],
         };
         let number = self.controls.begin(now, (link, request), wait, &command, recipients.iter().copied())?;
@@ -85,7 +86,9 @@ impl Coordinator {
         let is_for = match &command {
             ControlCommand::Stats | ControlCommand::Log { .. } => true,
             ControlCommand::Drain => matches!(recipient, Recipient::Server(_)),
-            ControlCommand::Dump { .. } => matches!(recipient, Recipient::Worker(_)),
+            ControlCommand::Dump { .. } | ControlCommand::DumpRecorder { .. } => {
+                matches!(recipient, Recipient::Worker(_))
+            }
             ControlCommand::Save { .. } | ControlCommand::SetRate { .. } => is_coordinator,
             ControlCommand::Unknown { .. } => return Err(command.refusal("the coordinator")),
         };

@@ -1,0 +1,222 @@
+//! The flight recorder of a worker: what it did last, and which operations have not ended. It is always on, in memory of a fixed size.
+//!
+//! ```text
+//!  threads of the engine and of callers ──events──► ring: the newest ones          ─┐
+//!  under the engine's lock ──begin, change, end──► open: all that has not ended    ─┼─► a dump, without the engine's lock
+//!  declarations, errors, notices ──texts──► names, and a few texts, each bounded   ─┘
+//! ```
+//! A dump must be possible while every thread of the engine is stuck. So it takes no lock of the engine: events and open operations are read
+//! while others write them ([`slot`]), and the lock of the texts is held for an insertion only.
+//!
+//! Events carry keys, not names, and take the time from their caller, because an event is written in some nanoseconds. [`dump`](mod@dump)
+//! finds the names.
+
+mod dump;
+mod event;
+mod open;
+mod ring;
+mod slot;
+mod texts;
+
+pub(super) use dump::About;
+pub use dump::FORM;
+pub(super) use event::Operation;
+
+use event::{Ended, Event, Head, Kind, UNKNOWN};
+use open::{Open, OpenTable, Parts};
+use ring::Ring;
+use texts::Texts;
+
+use crate::error::{Error, Result};
+use crate::pipeline::Stage;
+use crate::sched::Outcome;
+use crate::types::{PartId, Round, ServerId, TensorKey, TensorSpec, Time, View};
+use crate::wire::frame::Stall;
+use crate::worker::Stuck;
+
+/// The recorder of one worker.
+#[derive(Debug)]
+pub(super) struct Recorder {
+    ring: Ring,
+    open: OpenTable,
+    texts: Texts,
+}
+
+/// The subject of an event of a part.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Subject<'a> {
+    pub(super) part: PartId,
+    pub(super) round: Round,
+    pub(super) bytes: u64,
+    pub(super) server: ServerId,
+    /// The submissions that the part serves.
+    pub(super) submissions: &'a [u64],
+}
+
+impl Recorder {
+    /// A recorder of the newest `events`, and of a quarter as many open operations. It records nothing if `events` is 0.
+    pub(super) fn new(events: u32) -> Self {
+        let events = usize::try_from(events).expect("a setting of 32 bits");
+        Self { ring: Ring::new(events), open: OpenTable::new(events / 4), texts: Texts::default() }
+    }
+
+    /// Whether it records anything.
+    pub(super) fn is_on(&self) -> bool {
+        self.ring.len() > 0
+    }
+
+    /// A tensor of a submission was submitted. The first tensor of a submission begins it. `round` is `None` if the tensor is not declared.
+    ///
+    /// Called with the lock of the engine's state, as are [`queued`](Self::queued), [`taken`](Self::taken), [`finished`](Self::finished) and
+    /// [`resolved`](Self::resolved): the table of open operations has one writer.
+    pub(super) fn submitted(
+        &self,
+        now: Time,
+        id: u64,
+        (key, round): (TensorKey, Option<Round>),
+        what: Operation,
+        bytes: u64,
+    ) {
+        let round = round.map_or(UNKNOWN, |round| round.0);
+        let head = Head { operation: what, ..Head::of(Kind::Submitted) };
+        self.write(Event { at: now, head, key: key.0, round, id, amount: bytes });
+    }
+
+    /// A submission begins, whose first tensor is this one.
+    pub(super) fn began(&self, now: Time, id: u64, (key, round): (TensorKey, Option<Round>), what: Operation) {
+        let round = round.map_or(UNKNOWN, |round| round.0);
+        let last = Head { operation: what, ..Head::of(Kind::Submitted) }.to_word();
+        let parts = Parts::default();
+        if self.is_on() {
+            self.open.begin(Open { id, key: key.0, round, submitted: now.0, moved: now.0, last, parts });
+        }
+    }
+
+    /// All tensors of a part were submitted, and it waits for its first stage.
+    pub(super) fn queued(&self, now: Time, subject: Subject<'_>) {
+        let head = Head { server: subject.server.0, ..Head::of(Kind::Queued) };
+        self.part(now, head, subject, |open| {
+            open.parts.queued = open.parts.queued.saturating_add(1);
+            if open.round == UNKNOWN {
+                open.round = subject.round.0;
+            }
+        });
+    }
+
+    /// A stage of a part begins.
+    pub(super) fn taken(&self, now: Time, stage: Stage, subject: Subject<'_>) {
+        let head = Head { stage: Some(stage), server: subject.server.0, ..Head::of(Kind::Taken) };
+        self.part(now, head, subject, |_| {});
+    }
+
+    /// A stage of a part has ended.
+    pub(super) fn finished(&self, now: Time, stage: Stage, outcome: &Outcome, subject: Subject<'_>) {
+        let ended = match outcome {
+            Outcome::Done => Ended::Done,
+            Outcome::Retry { .. } => Ended::Again,
+            Outcome::Failed(_) => Ended::Failed,
+        };
+        let head = Head { stage: Some(stage), ended, server: subject.server.0, ..Head::of(Kind::Finished) };
+        self.part(now, head, subject, |open| match (stage, ended) {
+            (Stage::Push, Ended::Done) => open.parts.handed_over = open.parts.handed_over.saturating_add(1),
+            (Stage::Pull, Ended::Done) => open.parts.answered = open.parts.answered.saturating_add(1),
+            // It goes back to PUSH.
+            (Stage::Pull, Ended::Again) => open.parts.handed_over = open.parts.handed_over.saturating_sub(1),
+            _ => {}
+        });
+    }
+
+    /// A submission of so many tensors has ended.
+    pub(super) fn resolved(&self, now: Time, id: u64, tensors: u64, outcome: &Result<()>) {
+        if !self.is_on() {
+            return;
+        }
+        let ended = if outcome.is_ok() { Ended::Done } else { Ended::Failed };
+        let head = Head { ended, ..Head::of(Kind::Resolved) };
+        self.write(Event { at: now, head, key: 0, round: UNKNOWN, id, amount: tensors });
+        self.open.end(id);
+        if let Err(error) = outcome {
+            self.texts.failed(now, id, error);
+        }
+    }
+
+    /// The job has these members now.
+    pub(super) fn formed(&self, now: Time, view: &View) {
+        let workers = view.workers().count() as u64;
+        let (term, number) = (u64::from(view.epoch.term), u64::from(view.epoch.number));
+        let head = Head::of(Kind::Formed);
+        self.write(Event { at: now, head, key: term, round: number, id: 0, amount: workers });
+        self.texts.formed(view.epoch.to_string(), u32::try_from(workers).unwrap_or(u32::MAX));
+    }
+
+    /// This worker warns of a submission.
+    pub(super) fn stalled(&self, now: Time, Stuck { report, .. }: &Stuck) {
+        let (stage, server) = report.at.map_or((None, 0), |(stage, server)| (Some(stage), server.0));
+        let head = Head { stage, server, ..Head::of(Kind::Stalled) };
+        let amount = u64::try_from(report.waited.as_nanos()).unwrap_or(u64::MAX);
+        let key = TensorKey::of(&report.name).0;
+        self.write(Event { at: now, head, key, round: report.round.0, id: u64::from(report.parts), amount });
+    }
+
+    /// A thread of the caller waits for a handle from now on.
+    pub(super) fn waits(&self, now: Time, handle: u64) {
+        self.write(Event { at: now, head: Head::of(Kind::Waits), key: 0, round: UNKNOWN, id: handle, amount: 0 });
+    }
+
+    /// A thread of the caller does not wait for a handle any longer, for which it has waited since `since`.
+    pub(super) fn waited(&self, now: Time, handle: u64, since: Time) {
+        let amount = now.0.saturating_sub(since.0);
+        self.write(Event { at: now, head: Head::of(Kind::Waited), key: 0, round: UNKNOWN, id: handle, amount });
+    }
+
+    /// These tensors are called so.
+    pub(super) fn name(&self, tensors: &[TensorSpec]) {
+        if self.is_on() {
+            self.texts.name(tensors);
+        }
+    }
+
+    /// These names are not used any more.
+    pub(super) fn forget(&self, names: &[String]) {
+        self.texts.forget(names);
+    }
+
+    /// The coordinator says that a sum waits for other workers.
+    pub(super) fn told(&self, now: Time, tensor: &str, stall: &Stall, detail: &str) {
+        self.texts.notice(now, tensor, stall, detail);
+    }
+
+    /// This worker can do no more. Returns whether it is the first error that says so.
+    pub(super) fn ended(&self, now: Time, error: &Error) -> bool {
+        self.texts.ended(now, error)
+    }
+
+    /// The dump, in JSON. [`About::text`] says what is in it.
+    pub(super) fn dump(&self, now: Time, about: &About) -> String {
+        about.text(now, &self.ring.read(), &self.open.read(), &self.texts.read())
+    }
+
+    /// An event of a part, and what it changes in the operations to which the part belongs.
+    fn part(&self, now: Time, head: Head, subject: Subject<'_>, change: impl Fn(&mut Open)) {
+        if !self.is_on() {
+            return;
+        }
+        let Subject { part: PartId { key, index }, round, bytes, submissions, .. } = subject;
+        self.write(Event { at: now, head, key: key.0, round: round.0, id: u64::from(index), amount: bytes });
+        for id in submissions {
+            self.open.change(*id, |open| {
+                // What kind of operation it is stays.
+                let operation = Head::of_word(open.last).map_or(Operation::Reduce, |last| last.operation);
+                (open.moved, open.last) = (now.0, Head { operation, ..head }.to_word());
+                change(open);
+            });
+        }
+    }
+
+    fn write(&self, event: Event) {
+        self.ring.write(event.to_words());
+    }
+}
+
+#[cfg(test)]
+mod tests;

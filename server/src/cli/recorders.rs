@@ -1,0 +1,99 @@
+//! `gradlane ctl dump` without a tensor: has workers write what their flight recorders have.
+
+use std::time::Duration;
+
+use gradlane_core::runtime::Operator;
+use gradlane_core::types::{Control, ControlAnswer, ControlCommand, Recipient};
+use gradlane_core::{Error, Result};
+use serde_json::json;
+
+use super::screen::say;
+use crate::exit;
+
+/// What is asked of workers.
+pub(super) struct Asked {
+    /// A directory below `dump_dir` of each of them.
+    pub(super) directory: String,
+    /// How long to wait for the answers.
+    pub(super) timeout: Duration,
+    /// How many are asked at the same time.
+    pub(super) at_once: usize,
+}
+
+/// These workers write at the same time. Those that do not answer are named on standard error.
+///
+/// # Errors
+/// Why no order can be given.
+pub(super) fn dump(operator: &mut Operator, workers: &[Recipient], asked: &Asked, json: bool) -> Result<i32> {
+    let Asked { directory, timeout, at_once } = asked;
+    let mut outcomes = Vec::new();
+    for some in workers.chunks(*at_once) {
+        let command = ControlCommand::DumpRecorder { directory: directory.clone() };
+        let control = |worker: &Recipient| Control { recipient: *worker, wait: *timeout, command: command.clone() };
+        let answers = operator.orders(some.iter().map(control).collect())?;
+        outcomes.extend(some.iter().copied().zip(answers));
+    }
+    let Told { files, errors } = told(outcomes);
+    for (member, error) in &errors {
+        exit::complain(&format!("{member}: {error}"));
+    }
+    say(&if json { as_json(&files, &errors) } else { as_text(&files, workers.len()) })?;
+    Ok(errors.first().map_or(exit::SUCCESS, |(_, error)| exit::code(error)))
+}
+
+/// What the workers have answered.
+struct Told {
+    files: Vec<(Recipient, String)>,
+    errors: Vec<(Recipient, Error)>,
+}
+
+fn told(outcomes: Vec<(Recipient, Result<ControlAnswer>)>) -> Told {
+    let mut told = Told { files: Vec::new(), errors: Vec::new() };
+    for (member, outcome) in outcomes {
+        match outcome {
+            Ok(ControlAnswer::Dumped { files }) => told.files.extend(files.into_iter().map(|file| (member, file))),
+            Ok(_) => {
+                let what = format!("{member} has answered something else than the files that it wrote");
+                told.errors.push((member, Error::Internal { what }));
+            }
+            Err(error) => told.errors.push((member, error)),
+        }
+    }
+    told
+}
+
+fn as_text(files: &[(Recipient, String)], asked: usize) -> String {
+    let written: Vec<String> = files.iter().map(|(member, file)| format!("{member} has written {file}")).collect();
+    format!("{}\n{} of {asked} workers answered; read the files with gradlane explain", written.join("\n"), files.len())
+}
+
+fn as_json(files: &[(Recipient, String)], errors: &[(Recipient, Error)]) -> String {
+    let object = |entries: Vec<(String, String)>| {
+        serde_json::Value::Object(entries.into_iter().map(|(member, text)| (member, text.into())).collect())
+    };
+    let files = object(files.iter().map(|(member, file)| (member.to_string(), file.clone())).collect());
+    let errors = object(errors.iter().map(|(member, error)| (member.to_string(), error.to_string())).collect());
+    json!({ "files": files, "errors": errors }).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use gradlane_core::types::WorkerId;
+
+    use super::*;
+
+    #[test]
+    fn workers_that_do_not_answer_are_counted_and_told_apart() {
+        let worker = |rank| Recipient::Worker(WorkerId(rank));
+        let Told { files, errors } = told(vec![
+            (worker(0), Ok(ControlAnswer::Dumped { files: vec!["/d/0".to_owned()] })),
+            (worker(1), Err(Error::Cancelled)),
+            (worker(2), Ok(ControlAnswer::Done)),
+        ]);
+        assert_eq!(errors.iter().map(|(member, _)| *member).collect::<Vec<_>>(), [worker(1), worker(2)]);
+        let text = as_text(&files, 3);
+        assert!(text.starts_with("worker-0 has written /d/0\n1 of 3 workers answered"), "{text}");
+        let json: serde_json::Value = serde_json::from_str(&as_json(&files, &errors)).unwrap();
+        assert_eq!((&json["files"]["worker-0"], json["errors"].as_object().unwrap().len()), (&"/d/0".into(), 2));
+    }
+}
