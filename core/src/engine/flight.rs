@@ -105,7 +105,7 @@ impl Flight {
             pid: process_id(),
             host: host(),
             reason: reason.to_owned(),
-            origin_unix_ns: self.clock.origin_unix_ns(),
+            origin_unix_ns: self.clock.read_wall().origin_unix_ns(),
         };
         let path = self.file(directory);
         private_file::write(&path, self.recorder.dump(self.clock.now(), &about))?;

@@ -22,7 +22,7 @@ pub(in crate::engine) struct About {
     pub(in crate::engine) host: String,
     /// Why the dump is made.
     pub(in crate::engine) reason: String,
-    /// When the engine's clock began, in nanoseconds since 1970.
+    /// When the engine's clock began, by what the wall clock shows now, in nanoseconds since 1970.
     pub(in crate::engine) origin_unix_ns: u64,
 }
 
