@@ -77,14 +77,14 @@ fn head(look: &Look, is_paused: bool) -> String {
         Verdict::Unknown => "wait for the next second".to_owned(),
         Verdict::NoSums => "no sum ended on a server".to_owned(),
         Verdict::Nobody => "nobody is late".to_owned(),
-        Verdict::Late { rank, cause, late } => format!("rank {rank} late ({}) {} a step", cause.name(), millis(*late)),
+        Verdict::Late { rank, cause, late } => format!("rank {rank} late ({}) {} a round", cause.name(), millis(*late)),
     };
     let _ = writeln!(text, "VERDICT {verdict}");
     text
 }
 
 const RANKS: [&str; 10] =
-    ["RANK", "HOST", "STATE", "STEP", "LATE/step", "CAUSE", "BLOCKED", "PUSH/s", "PULL/s", "OPEN"];
+    ["RANK", "HOST", "STATE", "STEP", "LATE/round", "CAUSE", "BLOCKED", "PUSH/s", "PULL/s", "OPEN"];
 
 fn rank(line: &RankLine) -> [String; 10] {
     [

@@ -18,11 +18,11 @@ fn a_pipe_gets_one_plain_screen() {
     let look = Look::of(Some(&before), &Reading { at: Duration::from_secs(2), ..job.at_step(12) });
     let expected = "\
 gradlane top  job night  epoch 1.3 running  3/3 workers 2/2 servers  step 12  200 ms  exposed 25 %
-VERDICT rank 1 late (submit) 73.0 ms a step
- RANK  HOST  STATE  STEP  LATE/step  CAUSE   BLOCKED  PUSH/s   PULL/s   OPEN
- 1     n1    alive  12    73.0 ms    submit  25 %     512 MiB  512 MiB  0
- 2     n2    alive  12    3.0 ms     credit  25 %     512 MiB  512 MiB  0
- 0     n0    alive  12    0.0 ms     -       25 %     512 MiB  512 MiB  0
+VERDICT rank 1 late (submit) 73.0 ms a round
+ RANK  HOST  STATE  STEP  LATE/round  CAUSE   BLOCKED  PUSH/s   PULL/s   OPEN
+ 1     n1    alive  12    73.0 ms     submit  25 %     512 MiB  512 MiB  0
+ 2     n2    alive  12    3.0 ms      credit  25 %     512 MiB  512 MiB  0
+ 0     n0    alive  12    0.0 ms      -       25 %     512 MiB  512 MiB  0
  SRV  HOST  STATE  IN/s     OUT/s    LANES  SUMS   PLACED  OPEN  LAST
  0    n0    alive  1.5 GiB  1.5 GiB  50 %   4 KiB  1 MiB   3     rank 1
  1    n1    alive  1.5 GiB  1.5 GiB  50 %   4 KiB  1 MiB   3     rank 1
@@ -44,7 +44,7 @@ fn a_terminal_is_never_overrun_and_what_does_not_fit_is_counted() {
         }
     }
     let text = render(&look, Screen { size: Some((100, 20)), ..PIPE });
-    assert!(text.contains("VERDICT rank 7 late (queue) 29.0 ms a step\n"), "{text}");
+    assert!(text.contains("VERDICT rank 7 late (queue) 29.0 ms a round\n"), "{text}");
     assert!(text.contains(" more workers\n") && text.contains(" more servers\n"), "{text}");
     assert!(text.ends_with("q quit  s sort  p pause\n"), "{text}");
     let first = |screen| render(&look, screen).lines().find(|line| line.contains("alive")).unwrap().trim().to_owned();
