@@ -92,11 +92,17 @@ impl Dumps {
     }
 }
 
-/// The place of a directory for dumps below the allowed one.
+/// The place of a directory for dumps below the allowed one, which is made if it was named and is not there.
 ///
 /// # Errors
 /// [`Error::InvalidArgument`] for a path that leads out of it; [`Error::Io`].
 fn place(dump_dir: Option<&Path>, directory: &str) -> Result<PathBuf> {
+    if let Some(named) = dump_dir {
+        std::fs::create_dir_all(named).map_err(|cause| Error::Io {
+            what: format!("making dump_dir {}", named.display()),
+            cause: cause.to_string(),
+        })?;
+    }
     let root = confined::root(dump_dir, "dump_dir")?;
     let relative =
         confined::below(&root, directory, "dump_dir", "of a dump", "start the worker with another dump_dir")?;
@@ -182,6 +188,19 @@ mod tests {
         assert!(dumps.take(Time(1), KEY, Round(6)).is_none());
         assert_eq!(dumps.take(Time(1), KEY, Round(7)).map(|asked| asked.number), Some(1));
         assert!(dumps.is_off());
+    }
+
+    #[test]
+    fn the_directory_of_the_setting_is_made_and_nothing_lies_outside_of_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let named = dir.path().join("not/there");
+        let found = place(Some(&named), "night").unwrap();
+        assert!(named.is_dir() && found == named.canonicalize().unwrap().join("night"));
+        assert!(matches!(place(Some(&named), "../night"), Err(Error::InvalidArgument { .. })));
+        assert!(!named.join("../night").exists());
+        std::fs::write(dir.path().join("file"), "").unwrap();
+        let error = place(Some(&dir.path().join("file/below")), "night").unwrap_err().to_string();
+        assert!(error.contains("making dump_dir"), "{error}");
     }
 
     #[test]

@@ -63,8 +63,8 @@ fn told(outcomes: Vec<(Recipient, Result<ControlAnswer>)>) -> Told {
 }
 
 fn as_text(files: &[(Recipient, String)], asked: usize) -> String {
-    let written: Vec<String> = files.iter().map(|(member, file)| format!("{member} has written {file}")).collect();
-    format!("{}\n{} of {asked} workers answered; read the files with gradlane explain", written.join("\n"), files.len())
+    let written: String = files.iter().map(|(member, file)| format!("{member} has written {file}\n")).collect();
+    format!("{written}{} of {asked} workers have written; read the files with gradlane explain", files.len())
 }
 
 fn as_json(files: &[(Recipient, String)], errors: &[(Recipient, Error)]) -> String {
@@ -92,7 +92,7 @@ mod tests {
         ]);
         assert_eq!(errors.iter().map(|(member, _)| *member).collect::<Vec<_>>(), [worker(1), worker(2)]);
         let text = as_text(&files, 3);
-        assert!(text.starts_with("worker-0 has written /d/0\n1 of 3 workers answered"), "{text}");
+        assert!(text.starts_with("worker-0 has written /d/0\n1 of 3 workers have written"), "{text}");
         let json: serde_json::Value = serde_json::from_str(&as_json(&files, &errors)).unwrap();
         assert_eq!((&json["files"]["worker-0"], json["errors"].as_object().unwrap().len()), (&"/d/0".into(), 2));
     }
