@@ -19,7 +19,7 @@ use crate::types::{
     Answer, Ask, ControlAnswer, Done, Epoch, Holdings, NodeId, PartLayout, Squares, StepReport, TensorSpec, Time,
     WorkersKey, Written,
 };
-use crate::wire::frame::{Frame, Progress, Stall, Status};
+use crate::wire::frame::{Frame, Progress, Stall};
 
 /// The membership of this process in a job: its connection to the coordinator, and the thread that drives it.
 #[derive(Debug)]
@@ -475,34 +475,5 @@ fn heard(event: &MemberEvent) {
         MemberEvent::Contact { is_lost: true, .. } => tracing::info!("the coordinator is out of contact"),
         MemberEvent::Contact { is_lost: false, .. } => tracing::info!("the coordinator is back"),
         _ => {}
-    }
-}
-
-/// Asks the coordinator at `address` for the state of the job, without being a member of it.
-///
-/// # Errors
-/// [`Error::Timeout`] after `patience`, or the reason why the connection failed.
-pub fn status(address: &str, credentials: &Credentials, patience: Duration) -> Result<Status> {
-    let (sender, received) = unbounded();
-    let link = ControlLink::dial(
-        address,
-        credentials,
-        patience,
-        Box::new(move |event| {
-            let _ = sender.send(event);
-        }),
-    )?;
-    let clock = Clock::start();
-    let due = clock.instant(clock.now() + patience);
-    loop {
-        match received.recv_deadline(due) {
-            Ok(ControlEvent::Connected) => link.send(&Frame::StatusRequest),
-            Ok(ControlEvent::Frame(Frame::Status(status), _)) => return Ok(status),
-            Ok(ControlEvent::Frame(Frame::Refused(error), _) | ControlEvent::Closed(error)) => return Err(error),
-            Ok(ControlEvent::Frame(..)) => {}
-            Err(_) => {
-                return Err(Error::Timeout { what: format!("asking {address} for its status"), waited: patience });
-            }
-        }
     }
 }

@@ -10,6 +10,7 @@ mod timer;
 mod job_clock;
 mod membership;
 mod operator;
+mod status;
 
 pub mod exporter;
 pub mod process;
@@ -18,6 +19,7 @@ pub mod timeline;
 pub use clock::{Clock, WallReading};
 pub use inputs::{Heard, Inputs};
 pub use job_clock::{JobClock, JobTime, WallOffset};
-pub use membership::{Membership, MembershipOptions, Reporter, status};
+pub use membership::{Membership, MembershipOptions, Reporter};
 pub use operator::Operator;
+pub use status::status;
 pub use timer::Timer;
