@@ -45,7 +45,7 @@ const QUEUES: [Queue; 59] = [
         "nothing: nobody receives from it",
     ),
     queue(
-        "core/src/runtime/membership.rs",
+        "core/src/runtime/status.rs",
         "let (sender, received) = unbounded()",
         "64 frames of the coordinator, then the link is not read",
     ),
