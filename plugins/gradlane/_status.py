@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from gradlane import _core, _session
 
@@ -25,8 +25,16 @@ def metrics_text() -> str:
     return _session.session().metrics_text()
 
 
-_rows = (f"- `{row['name']}`: {row['help']}" for row in _core.metrics_table() if row["scope"] == "worker")
-metrics.__doc__ = "\n    ".join([str(metrics.__doc__).rstrip(), "", *_rows, ""])
+def _rows() -> Iterator[str]:
+    """A line for each metric of a worker."""
+    for row in _core.metrics_table():
+        if row["scope"] == "worker":
+            yield f"- `{row['name']}`: {row['help']}"
+            if row["kind"] == "histogram":
+                yield f"- `{row['name'].rpartition('_')[0]}_count`: How many of them there were."
+
+
+metrics.__doc__ = "\n    ".join([str(metrics.__doc__).rstrip(), "", *_rows(), ""])
 
 
 def layout() -> str:

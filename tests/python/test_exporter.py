@@ -135,7 +135,7 @@ def scrape(port: int) -> dict[tuple, float]:
     assert families
     samples = {}
     for family in families:
-        assert family.type in ("counter", "gauge"), family
+        assert family.type in ("counter", "gauge", "histogram"), family
         assert family.documentation.endswith("."), family
         for sample in family.samples:
             key = (sample.name, *sample.labels.items())
