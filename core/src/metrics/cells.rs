@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use super::instance::{Histogram, Value};
-use crate::types::{Cause, WorkerSet};
+use crate::types::{Cause, WorkerSet, whole_ns};
 
 /// What a cell shows.
 pub trait Cell {
@@ -25,7 +25,7 @@ pub struct Durations {
 impl Durations {
     /// Counts a duration.
     pub fn add(&self, duration: Duration) {
-        let nanoseconds = u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
+        let nanoseconds = whole_ns(duration);
         self.buckets[Histogram::bucket_of(nanoseconds)].fetch_add(1, Ordering::Relaxed);
         self.nanoseconds.fetch_add(nanoseconds, Ordering::Relaxed);
     }
@@ -136,7 +136,7 @@ impl ByCause {
     /// Adds a duration. A rank beyond [`WorkerSet::WORKERS_MAX`] is ignored.
     pub fn add(&self, rank: usize, cause: Cause, duration: Duration) {
         if !duration.is_zero() {
-            self.0.add(rank, cause as usize, u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX));
+            self.0.add(rank, cause as usize, whole_ns(duration));
         }
     }
 }

@@ -4,12 +4,11 @@ use std::time::{Duration, Instant, SystemTime};
 
 use rustix::time::{ClockId, clock_gettime};
 
-use crate::types::Time;
+use crate::types::{Time, whole_ns};
 
 /// A monotonic clock whose origin is its creation. All clones show the same time.
 #[derive(Clone, Copy, Debug)]
 pub struct Clock {
-    origin: Instant,
     /// The origin on the system's monotonic clock, in nanoseconds.
     origin_monotonic_ns: i64,
 }
@@ -32,23 +31,21 @@ impl WallReading {
 
 impl Clock {
     /// Starts at [`Time::ZERO`].
-    #[expect(clippy::disallowed_methods, reason = "the one place where drivers read the clock")]
     pub fn start() -> Self {
-        let (origin_monotonic_ns, origin) = between(monotonic_ns, Instant::now);
-        Self { origin, origin_monotonic_ns }
+        Self { origin_monotonic_ns: monotonic_ns() }
     }
 
     /// The time now.
     pub fn now(self) -> Time {
-        Time::ZERO + self.origin.elapsed()
+        Time(self.since_origin_ns(monotonic_ns()).unsigned_abs())
     }
 
     /// What the wall clock shows now. The wall clock may be set at any time, so later readings may give another origin.
     #[expect(clippy::disallowed_methods, reason = "the one place where drivers read the clock")]
     pub fn read_wall(self) -> WallReading {
-        let (at_ns, wall) = between(|| nanos(self.now()), SystemTime::now);
+        let (at_ns, wall) = between(|| self.now().signed_ns(), SystemTime::now);
         let unix = wall.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        WallReading { at: Time(at_ns.unsigned_abs()), unix_ns: u64::try_from(unix.as_nanos()).unwrap_or(u64::MAX) }
+        WallReading { at: Time(at_ns.unsigned_abs()), unix_ns: whole_ns(unix) }
     }
 
     /// When [`Time::ZERO`] was on the system's monotonic clock, in nanoseconds.
@@ -62,11 +59,13 @@ impl Clock {
         monotonic_ns.saturating_sub(self.origin_monotonic_ns)
     }
 
-    /// `time` as the operating system counts it, for waits with a deadline.
+    /// `time` as the operating system counts it, for waits with a deadline; for a time that has passed, the present one.
+    #[expect(clippy::disallowed_methods, reason = "the one place where drivers read the clock")]
     pub fn instant(self, time: Time) -> Instant {
         // Later than any deadline, and still representable: an endless wait wakes once a century.
         const CENTURY: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
-        self.origin + Duration::from_nanos(time.0).min(CENTURY)
+        let left = time.since(self.now()).min(CENTURY);
+        Instant::now() + left
     }
 }
 
@@ -79,10 +78,6 @@ fn between<T>(ns: impl Fn() -> i64, other: impl Fn() -> T) -> (i64, T) {
     let (before, read, after) =
         attempts.min_by_key(|(before, _, after)| after - before).expect("there is more than one attempt");
     (before + (after - before) / 2, read)
-}
-
-fn nanos(time: Time) -> i64 {
-    i64::try_from(time.0).unwrap_or(i64::MAX)
 }
 
 fn monotonic_ns() -> i64 {
@@ -99,9 +94,8 @@ mod tests {
         let before = monotonic_ns();
         let clock = Clock::start();
         assert!(clock.since_origin_ns(before) <= 0, "it was read before the origin");
-        let (first, monotonic, second) = (nanos(clock.now()), monotonic_ns(), nanos(clock.now()));
+        let (first, monotonic, second) = (clock.now().signed_ns(), monotonic_ns(), clock.now().signed_ns());
         let since = clock.since_origin_ns(monotonic);
-        // The origin is known to some hundred nanoseconds: the distance between the readings at the start.
         assert!(first - 1_000_000 <= since && since <= second + 1_000_000, "{first} {since} {second}");
     }
 

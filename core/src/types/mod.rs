@@ -86,7 +86,7 @@ pub use steps::{Passage, StepReport};
 pub use store::{StoreAnswer, StoreAsk};
 pub use table::{Admission, Full, RowInit, Shards, Spread, TableSpec};
 pub use text::printable;
-pub use time::Time;
+pub use time::{Time, whole_ns};
 pub use turns::Turns;
 pub use version::Version;
 pub use view::{HostPlace, Member, Phase, View};

@@ -16,13 +16,23 @@ impl Time {
     pub fn since(self, earlier: Self) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))
     }
+
+    /// It as a number that may be compared with times before the origin.
+    pub fn signed_ns(self) -> i64 {
+        i64::try_from(self.0).unwrap_or(i64::MAX)
+    }
+}
+
+/// A duration in nanoseconds; the largest number for one of centuries.
+pub fn whole_ns(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
 impl Add<Duration> for Time {
     type Output = Self;
 
     fn add(self, later: Duration) -> Self {
-        Self(self.0.saturating_add(u64::try_from(later.as_nanos()).unwrap_or(u64::MAX)))
+        Self(self.0.saturating_add(whole_ns(later)))
     }
 }
 
@@ -30,6 +40,6 @@ impl Sub<Duration> for Time {
     type Output = Self;
 
     fn sub(self, earlier: Duration) -> Self {
-        Self(self.0.saturating_sub(u64::try_from(earlier.as_nanos()).unwrap_or(u64::MAX)))
+        Self(self.0.saturating_sub(whole_ns(earlier)))
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::limits::ROUND_MAX;
 use crate::error::{Error, Result};
-use crate::types::Round;
+use crate::types::{Round, whole_ns};
 
 /// Appends fields to a buffer.
 #[derive(Default, Debug)]
@@ -38,7 +38,7 @@ impl Writer {
     }
 
     pub(super) fn duration(&mut self, value: Duration) {
-        self.u64(u64::try_from(value.as_nanos()).unwrap_or(u64::MAX));
+        self.u64(whole_ns(value));
     }
 
     pub(super) fn raw(&mut self, bytes: &[u8]) {

@@ -24,7 +24,7 @@ use gradlane_core::error::{Error, Result};
 use gradlane_core::metrics::ServerMetrics;
 use gradlane_core::runtime::Clock;
 use gradlane_core::transport::Outgoing;
-use gradlane_core::types::{ExchangeId, PartId};
+use gradlane_core::types::{ExchangeId, PartId, whole_ns};
 
 use crate::checkpoint::FrozenPart;
 use crate::handle::Handle;
@@ -268,7 +268,7 @@ impl Lane {
             }
             drop(store);
             let worked = self.clock.now().since(began);
-            self.stats.lane_busy_nanoseconds.add(self.index, u64::try_from(worked.as_nanos()).unwrap_or(u64::MAX));
+            self.stats.lane_busy_nanoseconds.add(self.index, whole_ns(worked));
             for told in told {
                 (self.outlets.tell)(told);
             }

@@ -64,7 +64,7 @@ impl Trace {
         // Without the lock, because this waits for the file.
         if let Some(mut recorder) = recorder {
             let open: Vec<SlotId> = recorder.courses.keys().copied().collect();
-            open.into_iter().for_each(|slot| recorder.end(since_origin_ns(now), slot));
+            open.into_iter().for_each(|slot| recorder.end(now.signed_ns(), slot));
         }
     }
 
@@ -76,21 +76,21 @@ impl Trace {
     /// A step of a sum is carried out.
     pub(crate) fn step(&self, now: Time, slot: SlotId, step: &Step) {
         if let Some(recorder) = &mut self.state().recorder {
-            recorder.step(since_origin_ns(now), slot, step);
+            recorder.step(now.signed_ns(), slot, step);
         }
     }
 
     /// All of the contribution of `worker` is in the sum.
     pub(crate) fn received(&self, now: Time, slot: SlotId, worker: WorkerId) {
         if let Some(recorder) = &mut self.state().recorder {
-            recorder.received(since_origin_ns(now), slot, worker);
+            recorder.received(now.signed_ns(), slot, worker);
         }
     }
 
     /// The sum has been taken on this exchange.
     pub(crate) fn taken(&self, now: Time, exchange: ExchangeId) {
         if let Some(recorder) = &mut self.state().recorder {
-            recorder.taken(since_origin_ns(now), exchange);
+            recorder.taken(now.signed_ns(), exchange);
         }
     }
 
@@ -269,10 +269,6 @@ impl Recorder {
 
 fn of(slot: SlotId, bytes: u64, workers: Vec<WorkerId>, outcome: &'static str) -> Of {
     Of::Sum { part: slot.part, round: slot.round, bytes, workers, outcome }
-}
-
-fn since_origin_ns(time: Time) -> i64 {
-    i64::try_from(time.0).unwrap_or(i64::MAX)
 }
 
 #[cfg(test)]

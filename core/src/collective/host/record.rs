@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::layout::{ANNOUNCEMENT_WORDS, ORDER_WORDS};
 use crate::collective::agreement::Announcement;
 use crate::collective::order::{Claim, Decision, Failure, Slot};
-use crate::types::{DType, Declined, DeviceKind, Goal, Op, PartId, Priority, Round, TensorKey};
+use crate::types::{DType, Declined, DeviceKind, Goal, Op, PartId, Priority, Round, TensorKey, whole_ns};
 use crate::wire::limits::ROUND_MAX;
 
 impl Announcement {
@@ -31,7 +31,7 @@ impl Announcement {
             }
             Self::Overdue(slot, waited) => {
                 let [key, index, round] = slot_words(slot);
-                [3, key, index, round, nanos(waited), 0, 0, 0]
+                [3, key, index, round, whole_ns(waited), 0, 0, 0]
             }
         }
     }
@@ -81,7 +81,7 @@ pub(super) fn order_words(decision: &Decision, ranks: usize) -> Vec<u64> {
                 Failure::WentOn { rank } => (words[0], words[5]) = (6, u64::from(rank)),
                 Failure::Overdue { missing, waited } => {
                     words[0] = 4;
-                    words[5..7].copy_from_slice(&[missing, nanos(waited)]);
+                    words[5..7].copy_from_slice(&[missing, whole_ns(waited)]);
                 }
                 Failure::Left { missing } => (words[0], words[5]) = (5, missing),
             }
@@ -186,10 +186,6 @@ fn slot_of(key: u64, index: u64, round: u64) -> Option<Slot> {
     let is_possible = Goal::round(place).0 <= ROUND_MAX;
     let part = PartId { key: TensorKey(key), index: u32::try_from(index).ok()? };
     is_possible.then_some((part, place))
-}
-
-fn nanos(duration: Duration) -> u64 {
-    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

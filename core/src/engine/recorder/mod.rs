@@ -30,7 +30,7 @@ use texts::Texts;
 use crate::error::{Error, Result};
 use crate::pipeline::Stage;
 use crate::sched::Outcome;
-use crate::types::{PartId, Round, ServerId, TensorKey, TensorSpec, Time, View};
+use crate::types::{PartId, Round, ServerId, TensorKey, TensorSpec, Time, View, whole_ns};
 use crate::wire::frame::Stall;
 use crate::worker::Stuck;
 
@@ -153,7 +153,7 @@ impl Recorder {
     pub(super) fn stalled(&self, now: Time, Stuck { report, .. }: &Stuck) {
         let (stage, server) = report.at.map_or((None, 0), |(stage, server)| (Some(stage), server.0));
         let head = Head { stage, server, ..Head::of(Kind::Stalled) };
-        let amount = u64::try_from(report.waited.as_nanos()).unwrap_or(u64::MAX);
+        let amount = whole_ns(report.waited);
         let key = TensorKey::of(&report.name).0;
         self.write(Event { at: now, head, key, round: report.round.0, id: u64::from(report.parts), amount });
     }

@@ -184,15 +184,11 @@ impl TaskTrace {
             group: Group::Parts,
             row: number,
             name: name.into(),
-            start_ns: since_origin_ns(start),
-            end_ns: since_origin_ns(until),
+            start_ns: start.signed_ns(),
+            end_ns: until.signed_ns(),
             of: Some(Of::Task { subject, tensors, note }),
         }));
     }
-}
-
-fn since_origin_ns(time: Time) -> i64 {
-    i64::try_from(time.0).unwrap_or(i64::MAX)
 }
 
 const LOCK: &str = "nobody panics while holding the timeline";
