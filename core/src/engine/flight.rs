@@ -55,23 +55,6 @@ impl Flight {
         let _ = self.rank.set(rank);
     }
 
-    /// A thread of the caller begins to wait for a handle. Returns the time, which is read only if something is recorded.
-    pub(super) fn waits(&self, handle: u64) -> Time {
-        if !self.recorder.is_on() {
-            return Time::ZERO;
-        }
-        let now = self.clock.now();
-        self.recorder.waits(now, handle);
-        now
-    }
-
-    /// A thread of the caller has waited for a handle since `since`.
-    pub(super) fn waited(&self, handle: u64, since: Time) {
-        if self.recorder.is_on() {
-            self.recorder.waited(self.clock.now(), handle, since);
-        }
-    }
-
     /// Whether failures are dumped.
     pub(super) fn is_kept(&self) -> bool {
         self.directory.is_some() && self.recorder.is_on()

@@ -10,7 +10,7 @@ use crate::cuda::Mark;
 use crate::error::{Error, Result};
 use crate::local::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use crate::runtime::Clock;
-use crate::types::Time;
+use crate::types::{Time, whole_ns};
 use crate::worker::Liveness;
 
 /// Counts operations from [`Handle::follow`](super::Handle::follow) to their end, and keeps the first error among them until it is told.
@@ -58,9 +58,15 @@ impl Default for Followed {
 }
 
 impl Followed {
-    /// Counts waits there. Operations that are open for longer than `bound` without any that begins or ends are given up.
-    pub(super) fn counting(counted: Waits, bound: Duration) -> Self {
-        Self { counted, bound, ..Self::default() }
+    /// Counts waits there, by the clock of the engine. Operations that are open for longer than `bound` without any that begins or ends are
+    /// given up.
+    pub(super) fn counting(counted: Waits, clock: Clock, bound: Duration) -> Self {
+        Self { counted, clock, bound, ..Self::default() }
+    }
+
+    /// The time of waits, by the clock of the engine.
+    pub(super) fn now(&self) -> Time {
+        self.clock.now()
     }
 
     /// Tells the error of an operation of whose end nobody else was told, once.
@@ -180,9 +186,7 @@ impl Followed {
 
     /// A thread of the caller was blocked for so long.
     pub(super) fn count_blocked(&self, blocked: Duration) {
-        self.counted
-            .blocked_nanoseconds
-            .fetch_add(u64::try_from(blocked.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
+        self.counted.blocked_nanoseconds.fetch_add(whole_ns(blocked), Ordering::Relaxed);
     }
 
     fn lock(&self) -> MutexGuard<'_, Open> {

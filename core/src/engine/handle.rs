@@ -12,7 +12,6 @@ use crate::error::{Error, Result};
 use crate::local::Progress;
 use crate::local::sync::{Condvar, Mutex, MutexGuard};
 use crate::mem::Ordinal;
-use crate::runtime::Clock;
 use crate::types::{Done, Effect, Time};
 use crate::worker::Liveness;
 
@@ -45,14 +44,12 @@ pub(super) trait HandleBackend: Send + Sync {
     /// Whether the engine works at the operation with this id. Does not wait for any other thread.
     fn liveness(&self, id: u64) -> Liveness;
 
-    /// For the flight recorder: a thread of the caller begins to wait for the operation with this id. Returns the time for
-    /// [`waited`](Self::waited). Neither of the two takes a lock.
-    fn waits(&self, _id: u64) -> Time {
-        Time::ZERO
-    }
+    /// For the flight recorder: a thread of the caller begins to wait for the operation with this id. Like [`waited`](Self::waited), it takes
+    /// no lock.
+    fn waits(&self, _now: Time, _id: u64) {}
 
-    /// For the flight recorder: the thread does not wait any longer.
-    fn waited(&self, _id: u64, _since: Time) {}
+    /// For the flight recorder: the thread that has waited since `since` does not wait any longer.
+    fn waited(&self, _now: Time, _id: u64, _since: Time) {}
 
     /// A thread of the caller gives the operation with this id up, because the engine does not work any more.
     fn given_up(&self, _id: u64, _error: &Error) {}
@@ -189,10 +186,9 @@ impl Handle {
             }
             return outcome;
         }
-        let clock = Clock::start();
-        let outcome = self.slot_when(timeout, &clock, Resolution::is_resolved).map(|state| state.outcome.clone());
-        self.followed.count_blocked(waited(&clock));
-        let outcome = outcome?.ok_or_else(|| still_running(&clock))?;
+        let since = self.followed.now();
+        let outcome = self.slot_when(timeout, since, Resolution::is_resolved)?.outcome.clone();
+        let outcome = outcome.ok_or_else(|| self.still_running(since))?;
         self.followed.count_host_wait();
         if outcome.is_err() {
             self.followed.told(self.id);
@@ -210,20 +206,19 @@ impl Handle {
     /// # Errors
     /// As [`wait`](Self::wait). Those of [`Mark::precede`](crate::cuda::Mark::precede); the operation then goes on.
     pub fn follow(&self, timeout: Option<Duration>, stream: impl Fn(Ordinal) -> Option<u64>) -> Result<()> {
-        let clock = Clock::start();
-        let state = self.slot_when(timeout, &clock, Resolution::is_issued);
-        let state = state.map(|state| (state.outcome.clone(), state.issued.clone()));
-        self.followed.count_blocked(waited(&clock));
-        let (outcome, marks) = state?;
+        let since = self.followed.now();
+        let state = self.slot_when(timeout, since, Resolution::is_issued)?;
+        let (outcome, marks) = (state.outcome.clone(), state.issued.clone());
+        drop(state);
         let marks = match (outcome, marks) {
             (Some(outcome), _) => return outcome,
-            (None, None) => return Err(still_running(&clock)),
+            (None, None) => return Err(self.still_running(since)),
             (None, Some(marks)) => marks,
         };
         for mark in marks.iter() {
             match mark.device().map(&stream) {
                 Some(Some(stream)) => mark.precede(stream)?,
-                Some(None) => return self.wait(timeout.map(|timeout| timeout.saturating_sub(waited(&clock)))),
+                Some(None) => return self.wait(timeout.map(|timeout| timeout.saturating_sub(self.waited(since)))),
                 None => {}
             }
         }
@@ -241,23 +236,22 @@ impl Handle {
         Ok(())
     }
 
-    /// Waits until the state is `enough`, or for `timeout`.
+    /// Waits until the state is `enough`, or for `timeout` from `since` on.
     ///
     /// # Errors
     /// [`Error::Unresponsive`] if the engine does not work at the operation any more.
     fn slot_when(
         &self,
         timeout: Option<Duration>,
-        clock: &Clock,
+        since: Time,
         enough: fn(&Resolution) -> bool,
     ) -> Result<MutexGuard<'_, Resolution>> {
-        let backend = self.backend.as_deref();
-        let _recorded = backend.filter(|_| !enough(&self.slot.lock())).map(|backend| Waiting::begin(backend, self.id));
+        let _waiting = (!enough(&self.slot.lock())).then(|| Waiting::begin(self, since));
         loop {
-            let left = timeout.map(|timeout| timeout.saturating_sub(waited(clock)));
+            let left = timeout.map(|timeout| timeout.saturating_sub(self.waited(since)));
             let ask_in = self.limit.is_some().then(|| self.trusted_for());
             let state = self.sleep(left.into_iter().chain(ask_in).min(), enough);
-            if enough(&state) || timeout.is_some_and(|timeout| timeout <= waited(clock)) {
+            if enough(&state) || timeout.is_some_and(|timeout| timeout <= self.waited(since)) {
                 return Ok(state);
             }
             drop(state);
@@ -268,7 +262,7 @@ impl Handle {
                     return Ok(state);
                 }
                 drop(state);
-                if let Some(backend) = backend {
+                if let Some(backend) = &self.backend {
                     backend.given_up(self.id, &error);
                 }
                 return Err(error);
@@ -278,7 +272,7 @@ impl Handle {
 
     /// Does work of the engine, and sleeps, until the state is `enough`, or for `patience`.
     fn sleep(&self, patience: Option<Duration>, enough: fn(&Resolution) -> bool) -> MutexGuard<'_, Resolution> {
-        let clock = Clock::start();
+        let since = self.followed.now();
         let is_enough = || enough(&self.slot.lock());
         if let Some(progress) = self.progress.as_ref().and_then(Weak::upgrade).filter(|_| !is_enough()) {
             progress.poll(&is_enough, patience.unwrap_or(Duration::MAX));
@@ -289,12 +283,20 @@ impl Handle {
         let mut guard = match patience {
             None => self.slot.changed.wait_while(guard, waiting).expect(LOCK),
             Some(patience) => {
-                let rest = patience.saturating_sub(waited(&clock));
+                let rest = patience.saturating_sub(self.waited(since));
                 self.slot.changed.wait_timeout_while(guard, rest, waiting).expect(LOCK).0
             }
         };
         guard.waiters -= 1;
         guard
+    }
+
+    fn waited(&self, since: Time) -> Duration {
+        self.followed.now().since(since)
+    }
+
+    fn still_running(&self, since: Time) -> Error {
+        Error::StillRunning { what: "the operation".to_owned(), waited: self.waited(since) }
     }
 
     /// How long a thread that waits does not ask yet whether the engine works at the operation.
@@ -346,22 +348,29 @@ impl Handle {
     }
 }
 
-/// A thread of the caller that waits, as the flight recorder sees it.
+/// A thread of the caller that waits, for the metrics and the flight recorder.
 struct Waiting<'a> {
-    backend: &'a dyn HandleBackend,
-    id: u64,
+    handle: &'a Handle,
     since: Time,
 }
 
 impl<'a> Waiting<'a> {
-    fn begin(backend: &'a dyn HandleBackend, id: u64) -> Self {
-        Self { backend, id, since: backend.waits(id) }
+    fn begin(handle: &'a Handle, since: Time) -> Self {
+        if let Some(backend) = &handle.backend {
+            backend.waits(since, handle.id);
+        }
+        Self { handle, since }
     }
 }
 
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
-        self.backend.waited(self.id, self.since);
+        let Self { handle, since } = *self;
+        let now = handle.followed.now();
+        handle.followed.count_blocked(now.since(since));
+        if let Some(backend) = &handle.backend {
+            backend.waited(now, handle.id, since);
+        }
     }
 }
 
@@ -391,14 +400,6 @@ impl Resolution {
     fn is_issued(&self) -> bool {
         self.is_resolved() || self.issued.is_some()
     }
-}
-
-fn waited(clock: &Clock) -> Duration {
-    clock.now().since(Time::ZERO)
-}
-
-fn still_running(clock: &Clock) -> Error {
-    Error::StillRunning { what: "the operation".to_owned(), waited: waited(clock) }
 }
 
 impl fmt::Debug for Handle {

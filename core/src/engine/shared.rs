@@ -99,7 +99,7 @@ impl Shared {
         let bound = worker.bounds().call;
         let metrics = Arc::new(metrics);
         let residual_bytes = Arc::clone(&metrics.residual_bytes);
-        let followed = Arc::new(Followed::counting(metrics.waits(), bound));
+        let followed = Arc::new(Followed::counting(metrics.waits(), clock, bound));
         Self {
             clock,
             transport,

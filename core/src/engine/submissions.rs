@@ -56,12 +56,12 @@ impl HandleBackend for Submissions {
         shared.liveness(self.ids(id))
     }
 
-    fn waits(&self, id: u64) -> Time {
-        self.flight.waits(id)
+    fn waits(&self, now: Time, id: u64) {
+        self.flight.recorder.waits(now, id);
     }
 
-    fn waited(&self, id: u64, since: Time) {
-        self.flight.waited(id, since);
+    fn waited(&self, now: Time, id: u64, since: Time) {
+        self.flight.recorder.waited(now, id, since);
     }
 
     fn given_up(&self, _id: u64, error: &Error) {
