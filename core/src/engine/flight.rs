@@ -144,8 +144,8 @@ impl Flight {
     }
 }
 
-/// The directory for dumps of recorders below `dump_dir`.
-pub(super) const DIRECTORY: &str = "flight";
+/// The directory for dumps of recorders below `dump_dir`, if nobody names another one.
+pub const DIRECTORY: &str = "flight";
 
 /// Operations may fail one after the other. The time between two dumps of such failures.
 const PAUSE: Duration = Duration::from_secs(10);

@@ -79,12 +79,17 @@ impl Instance {
         self.values.iter().flat_map(numbers).collect()
     }
 
+    /// The value of a metric.
+    pub fn value(&self, name: &str) -> Option<&Value> {
+        self.values.iter().find(|(known, _)| *known == name).map(|(_, value)| value)
+    }
+
     /// The value of a metric that is one number.
     pub fn number(&self, name: &str) -> Option<u64> {
-        self.values.iter().find_map(|(known, value)| match value {
-            Value::Plain(value) if *known == name => Some(*value),
-            Value::Plain(_) | Value::Family(_) | Value::Histogram(_) => None,
-        })
+        match self.value(name) {
+            Some(Value::Plain(value)) => Some(*value),
+            Some(Value::Family(_) | Value::Histogram(_)) | None => None,
+        }
     }
 }
 

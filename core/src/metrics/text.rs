@@ -15,10 +15,10 @@ pub fn prometheus(instances: &[Instance]) -> String {
     let mut text = String::new();
     for metric in METRICS {
         let value = |instance: &Instance| {
-            let found = instance.values.iter().find(|(name, _)| *name == metric.name && instance.scope == metric.scope);
+            let found = instance.value(metric.name).filter(|_| instance.scope == metric.scope);
             let further = instance.further.iter().map(|(name, value)| format!(",{}", label(name, value)));
             let of = || label(metric.label, &instance.label) + &further.collect::<String>();
-            found.map(|(_, value)| (of(), value.clone()))
+            found.map(|value| (of(), value.clone()))
         };
         let values: Vec<(String, Value)> = instances.iter().filter_map(value).collect();
         if values.is_empty() {

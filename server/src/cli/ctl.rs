@@ -5,6 +5,7 @@ use std::time::Duration;
 use clap::{Args, Subcommand};
 use gradlane_core::config::kinds::{Kind, TimeSpan};
 use gradlane_core::config::{Config, ProcessRole, units};
+use gradlane_core::engine::FLIGHT_DIRECTORY;
 use gradlane_core::metrics::{Instance, prometheus};
 use gradlane_core::runtime::Operator;
 use gradlane_core::types::{
@@ -14,6 +15,7 @@ use gradlane_core::wire::frame::{Health, Status};
 use gradlane_core::{Error, Result};
 use serde_json::json;
 
+use super::order_all::order_all;
 use super::recorders;
 use super::screen::say;
 use super::settings::Settings;
@@ -160,8 +162,7 @@ impl Order {
                         members(&status).filter(|member| matches!(member, Recipient::Worker(_))).collect()
                     }
                 };
-                let asked = recorders::Asked { directory, timeout, at_once: AT_ONCE };
-                return recorders::dump(&mut operator, &workers, &asked, json);
+                return recorders::dump(&mut operator, workers, directory, timeout, json);
             }
         };
         let mut operator = enter(&settings, timeout)?;
@@ -227,19 +228,12 @@ pub(super) fn gather(
     recipients: Vec<Recipient>,
     wait: Duration,
 ) -> Result<Vec<(Recipient, Result<Stats>)>> {
-    let mut gathered = Vec::new();
-    for some in recipients.chunks(AT_ONCE) {
-        let control = |recipient: &Recipient| Control { recipient: *recipient, wait, command: ControlCommand::Stats };
-        let outcomes = operator.orders(some.iter().map(control).collect())?;
-        for (recipient, outcome) in some.iter().zip(outcomes) {
-            match outcome {
-                Ok(ControlAnswer::Stats(stats)) => gathered.push((*recipient, Ok(stats))),
-                Ok(_) => {}
-                Err(error) => gathered.push((*recipient, Err(error))),
-            }
-        }
-    }
-    Ok(gathered)
+    let stats = |(recipient, outcome)| match outcome {
+        Ok(ControlAnswer::Stats(stats)) => Some((recipient, Ok(stats))),
+        Ok(_) => None,
+        Err(error) => Some((recipient, Err(error))),
+    };
+    Ok(order_all(operator, recipients, wait, &ControlCommand::Stats)?.into_iter().filter_map(stats).collect())
 }
 
 /// The members that are there, by the names in which orders name them.
@@ -307,8 +301,3 @@ fn timeout(text: &str) -> std::result::Result<Duration, String> {
     let allowed = Duration::from_millis(100)..=Duration::from_secs(3_600);
     if allowed.contains(&timeout) { Ok(timeout) } else { Err("is not between 100 ms and an hour".to_owned()) }
 }
-
-/// Where workers write the dumps of their flight recorders, if nobody says otherwise.
-const FLIGHT_DIRECTORY: &str = "flight";
-/// Orders that are given at once: half of those that a coordinator has under way.
-const AT_ONCE: usize = 32;

@@ -27,6 +27,7 @@ mod bench;
 mod ctl;
 mod explain;
 mod live;
+mod order_all;
 mod recorders;
 mod roles;
 mod screen;

@@ -3,41 +3,32 @@
 use std::time::Duration;
 
 use gradlane_core::runtime::Operator;
-use gradlane_core::types::{Control, ControlAnswer, ControlCommand, Recipient};
+use gradlane_core::types::{ControlAnswer, ControlCommand, Recipient};
 use gradlane_core::{Error, Result};
 use serde_json::json;
 
+use super::order_all::order_all;
 use super::screen::say;
 use crate::exit;
 
-/// What is asked of workers.
-pub(super) struct Asked {
-    /// A directory below `dump_dir` of each of them.
-    pub(super) directory: String,
-    /// How long to wait for the answers.
-    pub(super) timeout: Duration,
-    /// How many are asked at the same time.
-    pub(super) at_once: usize,
-}
-
-/// These workers write at the same time. Those that do not answer are named on standard error.
+/// These workers write at the same time, to `directory` below `dump_dir` of each. Those that do not answer are named on standard error.
 ///
 /// # Errors
 /// Why no order can be given.
-pub(super) fn dump(operator: &mut Operator, workers: &[Recipient], asked: &Asked, json: bool) -> Result<i32> {
-    let Asked { directory, timeout, at_once } = asked;
-    let mut outcomes = Vec::new();
-    for some in workers.chunks(*at_once) {
-        let command = ControlCommand::DumpRecorder { directory: directory.clone() };
-        let control = |worker: &Recipient| Control { recipient: *worker, wait: *timeout, command: command.clone() };
-        let answers = operator.orders(some.iter().map(control).collect())?;
-        outcomes.extend(some.iter().copied().zip(answers));
-    }
-    let Told { files, errors } = told(outcomes);
+pub(super) fn dump(
+    operator: &mut Operator,
+    workers: Vec<Recipient>,
+    directory: String,
+    timeout: Duration,
+    json: bool,
+) -> Result<i32> {
+    let asked = workers.len();
+    let Told { files, errors } =
+        told(order_all(operator, workers, timeout, &ControlCommand::DumpRecorder { directory })?);
     for (member, error) in &errors {
         exit::complain(&format!("{member}: {error}"));
     }
-    say(&if json { as_json(&files, &errors) } else { as_text(&files, workers.len()) })?;
+    say(&if json { as_json(&files, &errors) } else { as_text(&files, asked) })?;
     Ok(errors.first().map_or(exit::SUCCESS, |(_, error)| exit::code(error)))
 }
 

@@ -6,6 +6,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use gradlane_core::types::{WorkerSet, printable};
+
 use super::dump::{Dump, Failure, Found, Last, Round, State};
 
 /// Who held the jobs up whose dumps were found.
@@ -33,8 +35,9 @@ fn of_job(job: &str, dumps: &[&Dump]) -> String {
         }
     }
     let size = dumps.iter().filter_map(|dump| dump.workers).max().unwrap_or(0);
-    // Of more there cannot be dumps that anybody looks through.
-    let absent: Vec<u32> = (0..size.min(RANKS_MAX)).filter(|rank| !workers.contains_key(rank)).collect();
+    // A job has no more.
+    let ranks = 0..size.min(WorkerSet::WORKERS_MAX as u32);
+    let absent: Vec<u32> = ranks.filter(|rank| !workers.contains_key(rank)).collect();
     let epochs: BTreeSet<&str> = dumps.iter().filter_map(|dump| dump.epoch.as_deref()).collect();
     let epochs: Vec<String> = epochs.into_iter().map(plain).collect();
     let mut lines = vec![format!(
@@ -191,18 +194,11 @@ fn seconds(time: Duration) -> String {
 
 /// Foreign text on one line, without what a terminal would obey, and not too long.
 fn plain(text: &str) -> String {
-    let mut plain = String::new();
-    for (count, char) in text.chars().enumerate() {
-        match char {
-            _ if count == CHARS_MAX => return plain + "…",
-            char if char.is_control() => plain.extend(char.escape_default()),
-            char => plain.push(char),
-        }
+    match text.char_indices().nth(CHARS_MAX) {
+        Some((end, _)) => printable(&text[..end]) + "…",
+        None => printable(text),
     }
-    plain
 }
 
 /// Characters of a foreign text.
 const CHARS_MAX: usize = 400;
-/// Ranks that a job can have.
-const RANKS_MAX: u32 = 4_096;

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use gradlane_core::metrics::{Histogram, Instance, Value};
+use gradlane_core::metrics::{Instance, Value};
 use gradlane_core::types::{Cause, Member, Role, printable};
 use gradlane_core::wire::frame::{Health, MemberStatus, Status};
 
@@ -244,14 +244,9 @@ impl Since<'_> {
                     lateness.late.entry(rank).or_default()[cause as usize] += late;
                 }
             }
-            let rounds = |reading: &Reading| {
-                let value =
-                    reading.told.get(member)?.values.iter().find(|(name, _)| *name == "round_duration_nanoseconds");
-                if let Some((_, Value::Histogram(histogram))) = value {
-                    Some(Histogram::count(histogram))
-                } else {
-                    None
-                }
+            let rounds = |reading: &Reading| match reading.told.get(member)?.value("round_duration_nanoseconds") {
+                Some(Value::Histogram(rounds)) => Some(rounds.count()),
+                Some(Value::Plain(_) | Value::Family(_)) | None => None,
             };
             if let (Some(before), Some(now)) = (rounds(self.before), rounds(self.now)) {
                 lateness.rounds += now.saturating_sub(before);
@@ -262,8 +257,7 @@ impl Since<'_> {
 }
 
 fn family<'a>(instance: &'a Instance, name: &str) -> impl Iterator<Item = (&'a [String], u64)> + use<'a> {
-    let value = instance.values.iter().find(|(known, _)| *known == name).map(|(_, value)| value);
-    let numbers = if let Some(Value::Family(numbers)) = value { numbers.as_slice() } else { &[] };
+    let numbers = if let Some(Value::Family(numbers)) = instance.value(name) { numbers.as_slice() } else { &[] };
     numbers.iter().map(|(labels, number)| (labels.as_slice(), *number))
 }
 

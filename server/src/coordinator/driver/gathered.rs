@@ -68,18 +68,28 @@ impl Gathered {
         }
     }
 
+    /// How many members have told something lately.
+    pub(super) fn answered(&self) -> usize {
+        let now = self.clock.now();
+        self.lock().told.values().flatten().filter(|told| self.is_of_late(told, now)).count()
+    }
+
     /// What the members have told lately, and who has not.
     pub(super) fn latest(&self) -> exporter::Gathered {
         let now = self.clock.now();
         let members: Vec<_> = self.lock().told.iter().map(|(member, told)| (*member, told.clone())).collect();
         let mut gathered = exporter::Gathered::default();
         for ((role, index), told) in members {
-            match told.filter(|told| now < told.at + self.lasts) {
+            match told.filter(|told| self.is_of_late(told, now)) {
                 Some(told) => gathered.instances.push((*told.instance).clone()),
                 None => gathered.missing.push(format!("{role} {index}")),
             }
         }
         gathered
+    }
+
+    fn is_of_late(&self, told: &Told, now: Time) -> bool {
+        now < told.at + self.lasts
     }
 
     fn lock(&self) -> MutexGuard<'_, Members> {

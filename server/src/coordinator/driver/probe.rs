@@ -90,8 +90,7 @@ impl Shown for Probe {
     }
 
     fn values(&self) -> Option<Instance> {
-        let answered = self.gathered.latest().instances.len();
-        CoordinatorMetrics::set(&self.metrics.members_answered, answered as u64);
+        CoordinatorMetrics::set(&self.metrics.members_answered, self.gathered.answered() as u64);
         Some(self.metrics.instance(&self.job))
     }
 
