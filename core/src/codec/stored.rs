@@ -32,7 +32,9 @@ use crate::types::{RowDType, TableSpec};
 pub struct StoredRows {
     dtype: RowDType,
     dim: usize,
+    /// Words of a row, and those of them that have its values.
     words: usize,
+    of_values: usize,
     /// What random bits begin with.
     rounding: u64,
     kernels: Kernels,
@@ -52,18 +54,14 @@ pub struct Rounding {
 impl StoredRows {
     /// Rows of this table.
     pub fn of(spec: &TableSpec, kernels: Kernels) -> Self {
-        let [dim, words] = [spec.dim, spec.row_words()].map(|number| usize::try_from(number).expect("DIM_MAX"));
-        Self { dtype: spec.dtype, dim, words, rounding: spec.rounding(), kernels }
+        let [dim, words, of_values] = [spec.dim, spec.row_words(), spec.dtype.words(spec.dim)]
+            .map(|number| usize::try_from(number).expect("DIM_MAX"));
+        Self { dtype: spec.dtype, dim, words, of_values, rounding: spec.rounding(), kernels }
     }
 
     /// Words of a row.
     pub fn words(&self) -> usize {
         self.words
-    }
-
-    /// Whether the words of a row are its numbers.
-    pub fn is_plain(&self) -> bool {
-        self.dtype == RowDType::F32
     }
 
     /// Reads the first numbers of a row: its values, and as much of what is kept beside them as there is room for.
@@ -72,9 +70,32 @@ impl StoredRows {
     /// If there is no room for the values.
     pub fn read(&self, row: &[f32], numbers: &mut [f32]) {
         let (values, kept) = numbers.split_at_mut(self.dim);
-        let (words, of_rule) = row.split_at(self.words_of_values());
+        let (words, of_rule) = row.split_at(self.of_values);
         self.widen(words, values);
         kept.copy_from_slice(&of_rule[..kept.len()]);
+    }
+
+    /// What [`read`](Self::read) would write to `room`: where the row lies, if it has its numbers there, and otherwise in `room`.
+    ///
+    /// # Panics
+    /// As [`read`](Self::read).
+    #[inline]
+    pub fn numbers<'a>(&self, row: &'a [f32], room: &'a mut [f32]) -> &'a [f32] {
+        if self.is_plain() {
+            return &row[..room.len()];
+        }
+        self.read(row, room);
+        room
+    }
+
+    /// Has `begin` write all numbers of a row that is new. Values become the nearest that can be kept.
+    pub fn begin(&self, row: &mut [f32], begin: impl FnOnce(&mut [f32])) {
+        if self.is_plain() {
+            return begin(row);
+        }
+        let mut numbers = vec![0.0; self.dim + self.words - self.of_values];
+        begin(&mut numbers);
+        self.write(&numbers, row);
     }
 
     /// Writes a row with all of its numbers. Values become the nearest that can be kept.
@@ -83,19 +104,17 @@ impl StoredRows {
     /// If the numbers are not those of a row.
     pub fn write(&self, numbers: &[f32], row: &mut [f32]) {
         let (values, kept) = numbers.split_at(self.dim);
-        let (words, of_rule) = row.split_at_mut(self.words_of_values());
+        let (words, of_rule) = row.split_at_mut(self.of_values);
         of_rule.copy_from_slice(kept);
-        match self.dtype {
-            RowDType::F32 => words.copy_from_slice(values),
-            RowDType::BF16 => self.kernels.vectorise(Pack::<Bf16, _>::new(words, values, ToNearest)),
-            RowDType::F16 => self.kernels.vectorise(Pack::<F16, _>::new(words, values, ToNearest)),
-        }
+        self.pack(words, values, ToNearest);
     }
 
-    /// Changes a row by a gradient, which says nothing afterwards, and rounds its values by chance. `values` is room for them.
+    /// Changes a row by a gradient, which says nothing afterwards, and rounds its values by chance if they are not kept as they are computed.
+    /// `values` is room for them.
     ///
     /// # Panics
     /// If one of the three is not as long as it should be.
+    #[inline]
     pub fn change(
         &self,
         step: &RowStep,
@@ -104,18 +123,18 @@ impl StoredRows {
         values: &mut [f32],
         gradient: &mut [f32],
     ) {
-        let (words, kept) = row.split_at_mut(self.words_of_values());
+        if self.is_plain() {
+            return step.change(row, gradient);
+        }
+        let (words, kept) = row.split_at_mut(self.of_values);
         self.widen(words, values);
         step.change_parts(values, kept, gradient);
-        match self.dtype {
-            RowDType::F32 => words.copy_from_slice(values),
-            RowDType::BF16 => {
-                self.kernels.vectorise(Pack::<Bf16, _>::new(words, values, ByChance(self.draws(rounding))));
-            }
-            RowDType::F16 => {
-                self.kernels.vectorise(Pack::<F16, _>::new(words, values, ByChance(self.draws(rounding))));
-            }
-        }
+        self.pack(words, values, ByChance(self.draws(rounding)));
+    }
+
+    /// Whether the words of a row are its numbers.
+    fn is_plain(&self) -> bool {
+        self.dtype == RowDType::F32
     }
 
     fn draws(&self, rounding: Rounding) -> Draws {
@@ -124,10 +143,11 @@ impl StoredRows {
         Draws::of(TableSpec::hash_of(of_row ^ (step << 32 | u64::from(score.to_bits()))))
     }
 
-    fn words_of_values(&self) -> usize {
+    fn pack(&self, words: &mut [f32], values: &[f32], round: impl Round) {
         match self.dtype {
-            RowDType::F32 => self.dim,
-            RowDType::BF16 | RowDType::F16 => self.dim.div_ceil(2),
+            RowDType::F32 => words.copy_from_slice(values),
+            RowDType::BF16 => self.kernels.vectorise(Pack::<Bf16, _>::new(words, values, round)),
+            RowDType::F16 => self.kernels.vectorise(Pack::<F16, _>::new(words, values, round)),
         }
     }
 

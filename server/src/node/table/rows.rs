@@ -201,11 +201,7 @@ impl Rows {
                     self.spec.begin(*id, &mut other);
                     take(at, &other);
                 }
-                place if self.stored.is_plain() => take(at, &self.arena.row(place)[..dim]),
-                place => {
-                    self.stored.read(self.arena.row(place), &mut other);
-                    take(at, &other);
-                }
+                place => take(at, self.stored.numbers(self.arena.row(place), &mut other)),
             }
         }
     }
@@ -225,7 +221,7 @@ impl Rows {
         self.check_room(ids, &places, |this, at, id| this.gets_row_by_push(id, gradients.score(at)))?;
         let at_step = self.rule.at(self.step);
         let mut gradient = vec![0.0; self.dim()];
-        let mut values = if self.stored.is_plain() { Vec::new() } else { gradient.clone() };
+        let mut values = gradient.clone();
         for (at, (id, place)) in ids.iter().zip(&places).enumerate() {
             self.expect(&places, at + AHEAD);
             let score = gradients.score(at);
@@ -241,13 +237,9 @@ impl Rows {
             };
             gradients.read(at, &mut gradient);
             let (row, mark) = self.arena.change(place, self.version + 1);
-            if self.stored.is_plain() {
-                at_step.change(row, &mut gradient);
-            } else {
-                // Not the latest step that this part has heard of: which steps it hears depends on the servers that there are.
-                let rounding = Rounding { id: *id, step, score: mark.score };
-                self.stored.change(&at_step, rounding, row, &mut values, &mut gradient);
-            }
+            // Not the latest step that this part has heard of: which steps it hears depends on the servers that there are.
+            let rounding = Rounding { id: *id, step, score: mark.score };
+            self.stored.change(&at_step, rounding, row, &mut values, &mut gradient);
             (mark.touched, mark.used_by) = (saturated(self.step), self.uses);
             mark.score += score;
         }
@@ -410,18 +402,11 @@ impl Rows {
         let mark = Mark { id, touched: saturated(self.step), used_by: self.uses, changed: 0, score: 0.0 };
         let place = self.arena.take(mark).expect("fewer rows than a server has memory for");
         let dim = self.dim();
-        let begin = |numbers: &mut [f32]| {
+        let (row, _) = self.arena.change(place, self.version + 1);
+        self.stored.begin(row, |numbers| {
             self.spec.begin(id, &mut numbers[..dim]);
             self.rule.begin(numbers);
-        };
-        let (row, _) = self.arena.change(place, self.version + 1);
-        if self.stored.is_plain() {
-            begin(row);
-        } else {
-            let mut numbers = vec![0.0; self.rule.len()];
-            begin(&mut numbers);
-            self.stored.write(&numbers, row);
-        }
+        });
         let arena = &self.arena;
         self.index.insert_unique(TableSpec::hash_of(id), place, |place| TableSpec::hash_of(arena.mark(*place).id));
         place

@@ -14,8 +14,8 @@ pub(in super::super) struct SavedMark {
 }
 
 impl Rows {
-    /// Puts rows back, each with all of its numbers, values as near as they can be kept, and removes those whose score is NaN. Ids are not asked whether they are admitted. `step` is
-    /// the latest one of the training, as in a push.
+    /// Puts rows back, each with all of its numbers, values as near as they can be kept, and removes those whose score is NaN. Ids are not asked
+    /// whether they are admitted. `step` is the latest one of the training, as in a push.
     ///
     /// # Errors
     /// [`Error::Protocol`](gradlane_core::Error::Protocol) for an id of other shards, an id that comes twice, or a score below 0;

@@ -138,12 +138,7 @@ impl Rows {
                     marks.extend_from_slice(&mark.touched.to_le_bytes());
                     marks.extend_from_slice(&mark.score.to_le_bytes());
                 }
-                let row = if self.stored.is_plain() {
-                    &row[..len]
-                } else {
-                    self.stored.read(row, &mut read);
-                    &read
-                };
+                let row = self.stored.numbers(row, &mut read);
                 numbers.extend(row.iter().flat_map(|number| number.to_le_bytes()));
             }
         }
