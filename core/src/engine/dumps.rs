@@ -98,10 +98,7 @@ impl Dumps {
 /// [`Error::InvalidArgument`] for a path that leads out of it; [`Error::Io`].
 fn place(dump_dir: Option<&Path>, directory: &str) -> Result<PathBuf> {
     if let Some(named) = dump_dir {
-        std::fs::create_dir_all(named).map_err(|cause| Error::Io {
-            what: format!("making dump_dir {}", named.display()),
-            cause: cause.to_string(),
-        })?;
+        confined::make(named, format_args!("dump_dir {}", named.display()))?;
     }
     let root = confined::root(dump_dir, "dump_dir")?;
     let relative =
@@ -125,10 +122,7 @@ pub(super) struct Seen {
 /// [`Error::Io`].
 pub(super) fn write(asked: &Asked, seen: &Seen) -> Result<ControlAnswer> {
     let Seen { tensor, rank, contribution, sum } = seen;
-    std::fs::create_dir_all(&asked.directory).map_err(|cause| Error::Io {
-        what: format!("making {}", asked.directory.display()),
-        cause: cause.to_string(),
-    })?;
+    confined::make(&asked.directory, asked.directory.display())?;
     let stem = format!("{}-round-{}-worker-{}", file_name(&tensor.name), asked.round.0, rank.0);
     let (of_contribution, of_sum) = (format!("{stem}.contribution"), format!("{stem}.sum"));
     let description = serde_json::json!({

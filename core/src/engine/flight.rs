@@ -11,7 +11,7 @@ use std::time::Duration;
 use super::recorder::{About, Recorder};
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::local::{OwnThread, private_file, process_id};
+use crate::local::{OwnThread, confined, private_file, process_id};
 use crate::runtime::Clock;
 use crate::runtime::process::host;
 use crate::types::Time;
@@ -80,8 +80,7 @@ impl Flight {
                 hint: "start it with recorder_events of more than 0".to_owned(),
             });
         }
-        std::fs::create_dir_all(directory)
-            .map_err(|cause| Error::Io { what: format!("making {}", directory.display()), cause: cause.to_string() })?;
+        confined::make(directory, directory.display())?;
         let about = About {
             job: self.job.clone(),
             rank: self.rank.get().copied(),

@@ -269,15 +269,12 @@ impl State {
         &self,
         now: Time,
         submission: u64,
-        (key, round): (TensorKey, Option<Round>),
+        tensor: (TensorKey, Option<Round>),
         (demand, bytes): (&Demand, u64),
         is_first: bool,
     ) {
-        let (tensor, operation) = ((key, round), Operation::of_demand(demand));
-        if is_first {
-            self.flight.recorder.began(now, submission, tensor, operation);
-        }
-        self.flight.recorder.submitted(now, submission, tensor, operation, bytes);
+        let what = (Operation::of_demand(demand), bytes);
+        self.flight.recorder.submitted(now, submission, tensor, what, is_first);
     }
 
     /// Records that a stage of a task begins.

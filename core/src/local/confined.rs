@@ -1,5 +1,6 @@
 //! Paths that somebody else names, below a directory that this process allows.
 
+use std::fmt::Display;
 use std::path::{Component, Path, PathBuf};
 
 use crate::error::{Error, Result};
@@ -11,6 +12,14 @@ use crate::error::{Error, Result};
 pub fn root(configured: Option<&Path>, setting: &str) -> Result<PathBuf> {
     let root = configured.unwrap_or(Path::new("."));
     root.canonicalize().map_err(|cause| io(format!("looking for {setting} {}", root.display()), &cause))
+}
+
+/// Makes a directory, and those above it, that is called so.
+///
+/// # Errors
+/// [`Error::Io`].
+pub fn make(directory: &Path, called: impl Display) -> Result<()> {
+    std::fs::create_dir_all(directory).map_err(|cause| io(format!("making {called}"), &cause))
 }
 
 /// A path that somebody else has given, as it is called below `root`, which `setting` names. `of` says what lies there, such as

@@ -10,7 +10,7 @@
 //! bytes; what finds no room is counted, and the last line says how much that was.
 
 use std::collections::BTreeSet;
-use std::fmt::Write as _;
+use std::fmt::{self, Write as _};
 use std::fs::File;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -75,8 +75,17 @@ impl Owner {
     /// Its groups of rows, with their names.
     fn groups(self) -> Vec<(Group, String)> {
         match self {
-            Self::Worker(rank) => vec![(Group::Script, rank.to_string()), (Group::Parts, format!("{rank}: gradients"))],
-            Self::Server(index) => vec![(Group::Parts, index.to_string())],
+            Self::Worker(_) => vec![(Group::Script, self.to_string()), (Group::Parts, format!("{self}: gradients"))],
+            Self::Server(_) => vec![(Group::Parts, self.to_string())],
+        }
+    }
+}
+
+impl fmt::Display for Owner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Worker(rank) => rank.fmt(f),
+            Self::Server(index) => index.fmt(f),
         }
     }
 }
@@ -187,11 +196,8 @@ impl TimelineFile {
         let base = self.clocks.own.read_wall().origin_unix_ns();
         let monotonic_ns = self.clocks.own.origin_monotonic_ns();
         let monotonic = serde_json::Value::from(process::monotonic_clock());
-        let member = match owner {
-            Owner::Worker(rank) => text(&rank.to_string()),
-            Owner::Server(index) => text(&index.to_string()),
-        };
-        let (pid, host, process) = (self.own_pid(), text(&process::host()), std::process::id());
+        let (member, host) = (text(&owner.to_string()), text(&process::host()));
+        let (pid, process) = (self.own_pid(), std::process::id());
         self.line(format_args!(
             r#""ph":"M","pid":{pid},"name":"gradlane_timeline","args":{{"version":{VERSION},"base_unix_ns":{base},"member":{member},"host":{host},"process":{process},"monotonic":{monotonic},"monotonic_ns":{monotonic_ns}}}"#
         ));
@@ -304,7 +310,7 @@ impl TimelineFile {
     }
 
     /// Adds an event, if there is room for it and was for all before it.
-    fn line(&mut self, inner: std::fmt::Arguments<'_>) {
+    fn line(&mut self, inner: fmt::Arguments<'_>) {
         let before = self.text.len();
         writeln!(self.text, "{{{inner}}},").expect("a string takes everything");
         let bytes = (self.text.len() - before) as u64;
@@ -354,8 +360,8 @@ fn details(of: &Of) -> String {
 /// A part, by which the events of workers and servers about one sum find each other.
 struct Part(PartId);
 
-impl std::fmt::Display for Part {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Display for Part {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, r#""key":"{}","part":{}"#, self.0.key, self.0.index)
     }
 }
@@ -384,8 +390,8 @@ fn text(text: &str) -> serde_json::Value {
 /// Nanoseconds, written in microseconds.
 struct Micros(i64);
 
-impl std::fmt::Display for Micros {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Display for Micros {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (sign, ns) = (if self.0 < 0 { "-" } else { "" }, self.0.unsigned_abs());
         write!(f, "{sign}{}.{:03}", ns / 1000, ns % 1000)
     }

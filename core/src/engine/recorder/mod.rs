@@ -65,7 +65,8 @@ impl Recorder {
         self.ring.len() > 0
     }
 
-    /// A tensor of a submission was submitted. The first tensor of a submission begins it. `round` is `None` if the tensor is not declared.
+    /// A tensor of a submission was submitted; with the first one, as `is_first` says, the submission begins. The round is `None` if the tensor is
+    /// not declared.
     ///
     /// Called with the lock of the engine's state, as are [`queued`](Self::queued), [`taken`](Self::taken), [`finished`](Self::finished) and
     /// [`resolved`](Self::resolved): the table of open operations has one writer.
@@ -74,22 +75,16 @@ impl Recorder {
         now: Time,
         id: u64,
         (key, round): (TensorKey, Option<Round>),
-        what: Operation,
-        bytes: u64,
+        (operation, bytes): (Operation, u64),
+        is_first: bool,
     ) {
-        let round = round.map_or(UNKNOWN, |round| round.0);
-        let head = Head { operation: what, ..Head::of(Kind::Submitted) };
-        self.write(Event { at: now, head, key: key.0, round, id, amount: bytes });
-    }
-
-    /// A submission begins, whose first tensor is this one.
-    pub(super) fn began(&self, now: Time, id: u64, (key, round): (TensorKey, Option<Round>), what: Operation) {
-        let round = round.map_or(UNKNOWN, |round| round.0);
-        let last = Head { operation: what, ..Head::of(Kind::Submitted) }.to_word();
-        let parts = Parts::default();
-        if self.is_on() {
-            self.open.begin(Open { id, key: key.0, round, submitted: now.0, moved: now.0, last, parts });
+        let (key, round) = (key.0, round.map_or(UNKNOWN, |round| round.0));
+        let head = Head { operation, ..Head::of(Kind::Submitted) };
+        if is_first && self.is_on() {
+            let (last, parts) = (head.to_word(), Parts::default());
+            self.open.begin(Open { id, key, round, submitted: now.0, moved: now.0, last, parts });
         }
+        self.write(Event { at: now, head, key, round, id, amount: bytes });
     }
 
     /// All tensors of a part were submitted, and it waits for its first stage.

@@ -119,8 +119,7 @@ fn recorder() -> Recorder {
 
 fn submit(recorder: &Recorder, at: u64, id: u64, name: &str, round: Option<u64>) {
     let tensor = (TensorKey::of(name), round.map(Round));
-    recorder.began(Time(at), id, tensor, Operation::Reduce);
-    recorder.submitted(Time(at), id, tensor, Operation::Reduce, 16);
+    recorder.submitted(Time(at), id, tensor, (Operation::Reduce, 16), true);
 }
 
 fn subject<'a>(name: &str, round: u64, submissions: &'a [u64]) -> Subject<'a> {
