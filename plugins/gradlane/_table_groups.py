@@ -132,12 +132,12 @@ class Group:
     ) -> Pending[None]:
         """Like `push`, but returns once the gradients were read."""
         numpy = arrays()
-        joined, _ = self._joined({member: ids for member, (ids, _) in uses.items()})
+        joined, wanted = self._joined({member: ids for member, (ids, _) in uses.items()})
         gradients = numpy.empty((len(joined), self.table.dim), numpy.float32)
         at = 0
-        for member, (ids, given) in uses.items():
+        for (member, _, ids), (_, given) in zip(wanted, uses.values(), strict=True):
             of_member = numpy.asarray(given)
-            shape = (*numpy.shape(ids), self.table.dim)
+            shape = (*ids, self.table.dim)
             if of_member.dtype != numpy.float32 or of_member.shape != shape:
                 raise InvalidArgumentError(
                     f"gradients of {member}: {of_member.dtype} of shape {list(of_member.shape)}; give float32 of shape {list(shape)}"

@@ -79,25 +79,17 @@ class EmbeddingBagCollection(_TableModule):
             FailedPreconditionError: the table is full, or a server has no memory for more rows.
             MismatchError: a worker has made the table with other columns or arguments; both sides are named.
         """
-        places, rows = self._read_columns(columns)
-        found = {}
+        rows, places = self._read(self._joined(columns))
+        found, at = {}, 0
         for column, given in columns.items():
-            offsets = given[1].long() if isinstance(given, tuple) else None
-            found[column] = F.embedding_bag(places[column], rows, offsets, mode=self.mode)
+            ids, offsets = _split(given)
+            of_column, at = places[at : at + ids.numel()].reshape(ids.shape), at + ids.numel()
+            found[column] = F.embedding_bag(of_column, rows, None if offsets is None else offsets.long(), mode=self.mode)
         return found
 
     def prefetch(self, columns: Mapping[str, Bags]) -> None:  # type: ignore[override]
         """Begins to fetch the rows of a batch to come; see `Embedding.prefetch`."""
         super().prefetch(self._joined(columns))
-
-    def _read_columns(self, columns: Mapping[str, Bags]) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-        """The places of each column's ids in the rows, of their shape, and the rows."""
-        rows, places = self._read(self._joined(columns))
-        found, at = {}, 0
-        for column, given in columns.items():
-            ids = given[0] if isinstance(given, tuple) else given
-            found[column], at = places[at : at + ids.numel()].reshape(ids.shape), at + ids.numel()
-        return found, rows
 
     def _joined(self, columns: Mapping[str, Bags]) -> torch.Tensor:
         """The ids of all columns, as the table has them."""
@@ -105,13 +97,18 @@ class EmbeddingBagCollection(_TableModule):
             raise InvalidArgumentError(f"{columns!r:.100}; give ids for each column, by its name")
         parts = []
         for column, given in columns.items():
-            ids = given[0] if isinstance(given, tuple) else given
+            ids, _ = _split(given)
             count = len(self.group[column])
             if ids.dtype not in (torch.int32, torch.int64):
                 raise InvalidArgumentError(f"column {column}: ids of {ids.dtype}; give int64 or int32")
-            if ids.numel() and not (0 <= int(ids.min()) and int(ids.max()) < count):
-                raise InvalidArgumentError(
-                    f"column {column}: ids from {int(ids.min())} to {int(ids.max())}; give ids from 0 to {count - 1}"
-                )
+            if ids.numel():
+                least, most = (int(end) for end in ids.aminmax())
+                if least < 0 or most >= count:
+                    raise InvalidArgumentError(f"column {column}: ids from {least} to {most}; give ids from 0 to {count - 1}")
             parts.append(ids.reshape(-1).long() + self.group.ranges[column].start)
         return torch.cat(parts)
+
+
+def _split(given: Bags) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The ids, and where each bag begins, if that is said."""
+    return given if isinstance(given, tuple) else (given, None)
