@@ -57,10 +57,11 @@ impl Oracle {
         let mut values = vec![0.0; dim];
         for (id, sum) in sums {
             let row = self.rows.entry(id).or_insert_with(|| {
-                let (mut numbers, mut words) = (vec![0.0; self.rule.len()], vec![0.0; self.stored.words()]);
-                self.spec.begin(id, &mut numbers[..dim]);
-                self.rule.begin(&mut numbers);
-                self.stored.write(&numbers, &mut words);
+                let mut words = vec![0.0; self.stored.words()];
+                self.stored.begin(&mut words, |numbers| {
+                    self.spec.begin(id, &mut numbers[..dim]);
+                    self.rule.begin(numbers);
+                });
                 Kept { words, score: 0.0 }
             });
             let sum = travelled(&sum);
@@ -72,8 +73,7 @@ impl Oracle {
         }
         let mut due = Vec::with_capacity(case.ids.len() * dim);
         for id in &case.ids {
-            self.stored.read(&self.rows[id].words, &mut values);
-            due.extend(travelled(&values));
+            due.extend(travelled(self.stored.numbers(&self.rows[id].words, &mut values)));
         }
         let mut found = vec![0.0; due.len()];
         let mut verdicts = Vec::new();
