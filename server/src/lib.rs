@@ -28,6 +28,7 @@ mod scrape;
 
 mod ending;
 mod exit;
+mod look;
 mod memory_limit;
 mod os;
 mod signals;

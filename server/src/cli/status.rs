@@ -4,16 +4,17 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::time::Duration;
 
-use gradlane_core::config::{Config, Origin, units};
+use gradlane_core::config::{Config, Origin};
 use gradlane_core::runtime;
 use gradlane_core::types::{MachineId, Phase, Process, Reach, Role, printable};
-use gradlane_core::wire::frame::{Health, Hold, Status};
+use gradlane_core::wire::frame::{Hold, Status};
 use gradlane_core::{Error, Result};
 
 use super::screen;
 use crate::exit;
 use crate::launch::entering::Found;
 use crate::launch::running::{self, Running};
+use crate::look::words::{bytes, health, phase};
 
 /// A job that was asked.
 pub(super) struct Answer {
@@ -195,16 +196,6 @@ fn counted(count: usize, what: &str) -> String {
     format!("{count} {what}{}", if count == 1 { "" } else { "s" })
 }
 
-/// A size with at most one digit after the point, as `4.2 MiB`.
-pub(super) fn bytes(bytes: u64) -> String {
-    let unit = (1 << (bytes.max(1).ilog2() / 10 * 10)) as u64;
-    if bytes.is_multiple_of(unit) {
-        return units::print_bytes(bytes);
-    }
-    let name = units::print_bytes(unit);
-    format!("{:.1} {}", bytes as f64 / unit as f64, name.trim_start_matches("1 "))
-}
-
 /// The largest load of a server over its fair share.
 fn imbalance(status: &Status) -> f64 {
     status.imbalance_milli as f64 / 1000.0
@@ -291,31 +282,13 @@ fn job_json(Answer { leader, status }: &Answer) -> String {
     .to_string()
 }
 
-pub(super) fn phase(phase: &Phase) -> &'static str {
-    match phase {
-        Phase::Forming => "forming",
-        Phase::Running => "running",
-        Phase::Ended => "ended",
-        Phase::Aborted(_) => "aborted",
-        Phase::FormsAgain | Phase::Restores(_) => "forms again",
-    }
-}
-
-pub(super) fn health(health: Health) -> &'static str {
-    match health {
-        Health::Alive => "alive",
-        Health::Suspect => "suspect",
-        Health::Dead => "dead",
-        Health::Left => "left",
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use gradlane_core::Error;
     use gradlane_core::types::{
         Address, Epoch, Incarnation, JoinString, Member, NodeId, Round, Scheme, TensorKey, View,
     };
+    use gradlane_core::wire::frame::Health;
     use gradlane_core::wire::frame::{MemberStatus, Names, Progress};
 
     use super::*;

@@ -2,13 +2,11 @@
 //!
 //! | file | does |
 //! |---|---|
-//! | `look` | what two readings say together: rates, who is late |
 //! | `render` | the screen as text |
 //! | `terminal` | keys without Enter |
 //!
 //! In a pipe it shows one screen, after a second, because rates need two readings.
 
-mod look;
 mod render;
 mod terminal;
 
@@ -22,13 +20,13 @@ use gradlane_core::Result;
 use gradlane_core::runtime::{Clock, Operator};
 use gradlane_core::types::{Recipient, Role, Time};
 
-use self::look::{Look, Reading};
 use self::render::{Order, Screen, render};
 use self::terminal::Keys;
 use super::ctl;
 use super::screen;
 use super::settings::Settings;
 use crate::exit;
+use crate::look::{Look, Reading};
 use crate::signals::Interrupts;
 
 /// Shows the job that the settings name, else the one that this user leads here, until it ends or the user does.

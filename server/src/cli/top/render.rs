@@ -2,13 +2,12 @@
 
 use std::cmp::Reverse;
 use std::fmt::Write;
-use std::time::Duration;
 
 use gradlane_core::wire::frame::Health;
 
-use super::look::{Look, RankLine, ServerLine, Verdict};
 use crate::cli::screen::table;
-use crate::cli::status::{bytes, health};
+use crate::look::words::{bytes, health, millis, percent, rate};
+use crate::look::{Look, RankLine, ServerLine};
 
 /// How workers are ordered.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -73,12 +72,6 @@ fn head(look: &Look, is_paused: bool) -> String {
     if !missing.is_empty() {
         let _ = writeln!(text, "{} of {there} answered; missing: {}", there - missing.len(), missing.join(", "));
     }
-    let verdict = match verdict {
-        Verdict::Unknown => "wait for the next second".to_owned(),
-        Verdict::NoSums => "no sum ended on a server".to_owned(),
-        Verdict::Nobody => "nobody is late".to_owned(),
-        Verdict::Late { rank, cause, late } => format!("rank {rank} late ({}) {} a round", cause.name(), millis(*late)),
-    };
     let _ = writeln!(text, "VERDICT {verdict}");
     text
 }
@@ -128,17 +121,4 @@ fn state(of: Health) -> String {
 
 fn known<T>(value: Option<T>, text: impl FnOnce(T) -> String) -> String {
     value.map_or_else(|| "-".to_owned(), text)
-}
-
-fn millis(duration: Duration) -> String {
-    let millis = duration.as_secs_f64() * 1e3;
-    if millis < 100.0 { format!("{millis:.1} ms") } else { format!("{millis:.0} ms") }
-}
-
-fn percent(share: f64) -> String {
-    format!("{:.0} %", share * 100.0)
-}
-
-fn rate(bytes_per_second: f64) -> String {
-    bytes(bytes_per_second as u64)
 }

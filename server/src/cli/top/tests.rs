@@ -5,8 +5,8 @@ use gradlane_core::metrics::{Instance, ServerMetrics, WorkerMetrics};
 use gradlane_core::types::{Cause, Epoch, Incarnation, Member, NodeId, Phase, Process, Role, Round, TensorKey, View};
 use gradlane_core::wire::frame::{Health, MemberStatus, Progress, Status};
 
-use super::look::{Look, Reading, Verdict};
 use super::render::{Order, Screen, render};
+use crate::look::{Look, Reading, Verdict};
 
 const PIPE: Screen = Screen { size: None, order: Order::Late, is_paused: false };
 

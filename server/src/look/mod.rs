@@ -1,6 +1,9 @@
-//! What two readings of a job say together: rates, and who is late.
+//! What two readings of a job say together: rates, and who is late. [`words`] tells people.
+
+pub(crate) mod words;
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::time::Duration;
 
 use gradlane_core::metrics::{Instance, Value};
@@ -9,40 +12,40 @@ use gradlane_core::wire::frame::{Health, MemberStatus, Status};
 
 /// A job at one time.
 #[derive(Clone, Debug)]
-pub(super) struct Reading {
+pub(crate) struct Reading {
     /// When, by the clock of this process.
-    pub(super) at: Duration,
+    pub(crate) at: Duration,
     /// The members, as the coordinator sees them.
-    pub(super) status: Status,
+    pub(crate) status: Status,
     /// The metrics of the members that answered.
-    pub(super) told: BTreeMap<(Role, u32), Instance>,
+    pub(crate) told: BTreeMap<(Role, u32), Instance>,
 }
 
 /// What the screen shows.
 #[derive(Clone, PartialEq, Debug)]
-pub(super) struct Look {
-    pub(super) job: String,
-    pub(super) state: String,
+pub(crate) struct Look {
+    pub(crate) job: String,
+    pub(crate) state: String,
     /// The workers that are there, and all of them.
-    pub(super) workers: (usize, usize),
+    pub(crate) workers: (usize, usize),
     /// The same of servers.
-    pub(super) servers: (usize, usize),
+    pub(crate) servers: (usize, usize),
     /// The members that are there and did not answer, such as `worker 5`.
-    pub(super) missing: Vec<String>,
+    pub(crate) missing: Vec<String>,
     /// The round of the worker that is ahead.
-    pub(super) step: Option<u64>,
+    pub(crate) step: Option<u64>,
     /// How long a step took.
-    pub(super) step_time: Option<Duration>,
+    pub(crate) step_time: Option<Duration>,
     /// The share of the time in which workers waited for handles, on average.
-    pub(super) exposed: Option<f64>,
-    pub(super) verdict: Verdict,
-    pub(super) ranks: Vec<RankLine>,
-    pub(super) hosts: Vec<ServerLine>,
+    pub(crate) exposed: Option<f64>,
+    pub(crate) verdict: Verdict,
+    pub(crate) ranks: Vec<RankLine>,
+    pub(crate) hosts: Vec<ServerLine>,
 }
 
 /// Who holds the job up.
 #[derive(Clone, PartialEq, Debug)]
-pub(super) enum Verdict {
+pub(crate) enum Verdict {
     /// There is only one reading.
     Unknown,
     /// No sum ended between the readings.
@@ -60,48 +63,61 @@ pub(super) enum Verdict {
     },
 }
 
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unknown => f.write_str("wait for the next second"),
+            Self::NoSums => f.write_str("no sum ended on a server"),
+            Self::Nobody => f.write_str("nobody is late"),
+            Self::Late { rank, cause, late } => {
+                write!(f, "rank {rank} late ({}) {} a round", cause.name(), words::millis(*late))
+            }
+        }
+    }
+}
+
 /// A worker.
 #[derive(Clone, PartialEq, Debug)]
-pub(super) struct RankLine {
-    pub(super) rank: u32,
-    pub(super) host: String,
-    pub(super) health: Health,
-    pub(super) step: Option<u64>,
+pub(crate) struct RankLine {
+    pub(crate) rank: u32,
+    pub(crate) host: String,
+    pub(crate) health: Health,
+    pub(crate) step: Option<u64>,
     /// For how long only it was missing, in a round on average.
-    pub(super) late: Option<Duration>,
+    pub(crate) late: Option<Duration>,
     /// Mostly why, if it was.
-    pub(super) cause: Option<Cause>,
+    pub(crate) cause: Option<Cause>,
     /// The share of the time in which its threads waited for handles.
-    pub(super) blocked: Option<f64>,
+    pub(crate) blocked: Option<f64>,
     /// Bytes a second.
-    pub(super) push: Option<f64>,
-    pub(super) pull: Option<f64>,
+    pub(crate) push: Option<f64>,
+    pub(crate) pull: Option<f64>,
     /// Operations that have not ended.
-    pub(super) open: Option<u64>,
+    pub(crate) open: Option<u64>,
 }
 
 /// A server.
 #[derive(Clone, PartialEq, Debug)]
-pub(super) struct ServerLine {
-    pub(super) index: u32,
-    pub(super) host: String,
-    pub(super) health: Health,
+pub(crate) struct ServerLine {
+    pub(crate) index: u32,
+    pub(crate) host: String,
+    pub(crate) health: Health,
     /// Bytes a second.
-    pub(super) input: Option<f64>,
-    pub(super) output: Option<f64>,
+    pub(crate) input: Option<f64>,
+    pub(crate) output: Option<f64>,
     /// The share of the time in which a lane works, on average.
-    pub(super) lanes: Option<f64>,
-    pub(super) sum_bytes: u64,
-    pub(super) placed_bytes: u64,
+    pub(crate) lanes: Option<f64>,
+    pub(crate) sum_bytes: u64,
+    pub(crate) placed_bytes: u64,
     /// Exchanges that are open.
-    pub(super) pending: u32,
+    pub(crate) pending: u32,
     /// The worker that ended most rounds.
-    pub(super) last: Option<u32>,
+    pub(crate) last: Option<u32>,
 }
 
 impl Look {
     /// What `now` says, and what changed since `before`.
-    pub(super) fn of(before: Option<&Reading>, now: &Reading) -> Self {
+    pub(crate) fn of(before: Option<&Reading>, now: &Reading) -> Self {
         let view = &now.status.view;
         let since =
             before.map(|before| Since { before, now, seconds: (now.at.saturating_sub(before.at)).as_secs_f64() });
@@ -121,7 +137,7 @@ impl Look {
         let missing = members().filter(|(member, status)| is_there(status) && !now.told.contains_key(&key(member)));
         Self {
             job: printable(&view.job),
-            state: format!("{} {}", view.epoch, phase(now)),
+            state: format!("{} {}", view.epoch, words::phase(&view.phase)),
             workers: count(Role::Worker),
             servers: count(Role::Server),
             missing: missing.map(|(member, _)| member.name()).collect(),
@@ -190,10 +206,6 @@ fn highest_step(reading: &Reading) -> Option<u64> {
     let members = reading.status.view.members.iter().zip(&reading.status.members);
     let workers = members.filter(|(member, _)| member.process.role == Role::Worker);
     workers.filter_map(|(_, status)| status.progress.last.map(|(_, round)| round.0)).max()
-}
-
-fn phase(reading: &Reading) -> &'static str {
-    crate::cli::status::phase(&reading.status.view.phase)
 }
 
 /// Two readings, and the time between them.
