@@ -51,7 +51,7 @@ fn shown() -> BTreeMap<String, BTreeSet<String>> {
     server.late_nanoseconds.show(1);
     server.last.show(1);
     server.lane_busy_nanoseconds.show(1);
-    assert_eq!(Cause::ALL.len(), 5);
+    assert_eq!(Cause::ALL.len(), 6);
     let text = prometheus(&[
         WorkerMetrics::default().instance(0).of_member(&Role::Worker.to_string(), 0),
         server.instance(0).of_member(&Role::Server.to_string(), 0),

@@ -27,7 +27,7 @@ use gradlane_core::wire::frame::{Progress, Stall};
 use crate::handle::Handle;
 use crate::node::accumulator::SumResources;
 use crate::node::archive::{Archivist, Done};
-use crate::node::command::{Command, Receipt, Route, Shortage, Step, Work};
+use crate::node::command::{Added, Command, Receipt, Route, Shortage, Step, Work};
 use crate::node::config::NodeConfig;
 use crate::node::lanes::{Job, Outlets, SumLanes, Told, inline_bytes_max};
 use crate::node::life::ServerState;
@@ -111,9 +111,9 @@ impl DataPlane {
                     }
                 }
             }),
-            tell: Box::new(move |told| {
+            tell: Box::new(move |told, behind| {
                 if let Some(plane) = listener.upgrade() {
-                    plane.guard(|| plane.hear(told));
+                    plane.guard(|| plane.hear(told, behind));
                 }
             }),
             archive: Box::new(move |order, part, frozen| {
@@ -334,8 +334,8 @@ impl DataPlane {
         reach(Failpoint::BodyFlows);
     }
 
-    /// A lane says what became of a body, or what the squares of a gradient are.
-    fn hear(self: &Arc<Self>, told: Told) {
+    /// A lane, which has been behind for so long, says what became of a body, or what the squares of a gradient are.
+    fn hear(self: &Arc<Self>, told: Told, behind: Duration) {
         if let Told::Receipt { receipt: Receipt::Whole, .. } = told {
             reach(Failpoint::BodyWhole);
         }
@@ -345,7 +345,9 @@ impl DataPlane {
             self.trace.received(self.clock.now(), slot, worker);
         }
         self.change(|node, now| match told {
-            Told::Receipt { route, exchange, receipt } => node.handle_receipt(now, route, exchange, receipt),
+            Told::Receipt { route, exchange, receipt } => {
+                node.handle_receipt(now, route, exchange, Added { receipt, behind });
+            }
             Told::Squares { part, round, sum } => node.handle_squares(part, round, sum),
             Told::Served(served) => node.handle_served(&served),
         });
