@@ -245,6 +245,8 @@ metrics! {
         host_waits: Counter of Count, shared;
         /// Time in which the caller's threads waited for handles: communication that hid behind no computation.
         caller_blocked_nanoseconds: Counter of Nanoseconds, shared;
+        /// Time in which the training waited for its data loader, as far as the script tells it with `gradlane.timeline.data`.
+        data_wait_nanoseconds: Counter of Nanoseconds;
         /// Connections made to servers, again after a loss included.
         connections: Counter of Count;
         /// Connections among them that go through shared memory, to servers on this machine.
