@@ -35,7 +35,7 @@ mod settings;
 mod status;
 mod status_printer;
 mod token;
-mod top;
+pub(crate) mod top;
 
 use screen::say;
 use settings::Settings;

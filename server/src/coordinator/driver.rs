@@ -28,6 +28,7 @@ use super::{Command, Coordinator, CoordinatorConfig, Event, Found};
 mod deaths;
 mod disk;
 mod gathered;
+mod happened;
 pub(crate) mod journal;
 mod log;
 mod obeying;
@@ -133,7 +134,7 @@ impl CoordinatorNode {
         let join = authority.join_string(&address);
 
         let end = Arc::new(End::default());
-        let probe = Arc::new(Probe::new(&machine, listener.enrolments_refused()));
+        let probe = Arc::new(Probe::new(&machine, config.fingerprint(), listener.enrolments_refused()));
         let told = inputs.clone();
         let done = move |number, outcome| drop(told.send(Input::Disk { number, outcome }));
         let files = Files::start(config, &join, done)?;
@@ -475,6 +476,7 @@ impl Driver {
         if !std::mem::take(&mut self.is_counted) {
             self.probe.follow(&self.machine.census(), self.machine.present());
         }
+        self.probe.gathered.tick(|| self.machine.status(self.now()));
         if let Some(waiting) = self.waiting.take() {
             self.listener.handled(waiting);
         }

@@ -1,9 +1,18 @@
 //! What two readings of a job say together: rates, and who is late. [`words`] tells people.
+//!
+//! | file | does |
+//! |---|---|
+//! | `words` | tells people |
+//! | `history` | keeps the last minutes |
+//! | `page` | shows a job in a browser |
 
+pub(crate) mod history;
+pub(crate) mod page;
 pub(crate) mod words;
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use gradlane_core::metrics::{Instance, Value};
@@ -18,7 +27,20 @@ pub(crate) struct Reading {
     /// The members, as the coordinator sees them.
     pub(crate) status: Status,
     /// The metrics of the members that answered.
-    pub(crate) told: BTreeMap<(Role, u32), Instance>,
+    pub(crate) told: BTreeMap<(Role, u32), Arc<Instance>>,
+    /// When they told them, where that is not [`at`](Self::at).
+    pub(crate) told_at: BTreeMap<(Role, u32), Duration>,
+}
+
+impl Reading {
+    /// The highest round of a worker.
+    pub(crate) fn step(&self) -> Option<u64> {
+        highest_step(&self.status)
+    }
+
+    fn told_at(&self, member: (Role, u32)) -> Duration {
+        self.told_at.get(&member).copied().unwrap_or(self.at)
+    }
 }
 
 /// What the screen shows.
@@ -119,17 +141,14 @@ impl Look {
     /// What `now` says, and what changed since `before`.
     pub(crate) fn of(before: Option<&Reading>, now: &Reading) -> Self {
         let view = &now.status.view;
-        let since =
-            before.map(|before| Since { before, now, seconds: (now.at.saturating_sub(before.at)).as_secs_f64() });
-        let since = since.filter(|since| since.seconds > 0.0);
+        let since = before.filter(|before| before.at < now.at).map(|before| Since { before, now });
         let lateness = since.as_ref().map(Since::lateness);
         let members = || view.members.iter().zip(&now.status.members);
         let of_role = |role: Role| members().filter(move |(member, _)| member.process.role == role);
         let count = |role| (of_role(role).filter(|(_, status)| is_there(status)).count(), of_role(role).count());
-        let step = highest_step(now);
-        let steps =
-            since.as_ref().and_then(|since| step?.checked_sub(highest_step(since.before)?)).filter(|steps| *steps > 0);
-        let step_time = since.as_ref().and_then(|since| Some(Duration::from_secs_f64(since.seconds / steps? as f64)));
+        let step = now.step();
+        let steps = since.as_ref().and_then(|since| step?.checked_sub(since.before.step()?)).filter(|steps| *steps > 0);
+        let step_time = since.as_ref().and_then(|since| Some((now.at - since.before.at).div_f64(steps? as f64)));
         let ranks: Vec<RankLine> = of_role(Role::Worker)
             .map(|(member, status)| rank_line(member, status, now, since.as_ref(), lateness.as_ref()))
             .collect();
@@ -202,8 +221,9 @@ fn is_there(status: &MemberStatus) -> bool {
     matches!(status.health, Health::Alive | Health::Suspect)
 }
 
-fn highest_step(reading: &Reading) -> Option<u64> {
-    let members = reading.status.view.members.iter().zip(&reading.status.members);
+/// The highest round of a worker.
+pub(crate) fn highest_step(status: &Status) -> Option<u64> {
+    let members = status.view.members.iter().zip(&status.members);
     let workers = members.filter(|(member, _)| member.process.role == Role::Worker);
     workers.filter_map(|(_, status)| status.progress.last.map(|(_, round)| round.0)).max()
 }
@@ -212,14 +232,19 @@ fn highest_step(reading: &Reading) -> Option<u64> {
 struct Since<'a> {
     before: &'a Reading,
     now: &'a Reading,
-    seconds: f64,
 }
 
 impl Since<'_> {
     /// How fast a counter of a member grows. `None` if it did not answer both times, or began anew.
     fn rate(&self, member: (Role, u32), name: &str) -> Option<f64> {
         let number = |reading: &Reading| reading.told.get(&member)?.number(name);
-        Some(number(self.now)?.checked_sub(number(self.before)?)? as f64 / self.seconds)
+        Some(number(self.now)?.checked_sub(number(self.before)?)? as f64 / self.seconds(member)?)
+    }
+
+    /// The time between the two answers of a member. `None` if they are one.
+    fn seconds(&self, member: (Role, u32)) -> Option<f64> {
+        let seconds = self.now.told_at(member).saturating_sub(self.before.told_at(member)).as_secs_f64();
+        (seconds > 0.0).then_some(seconds)
     }
 
     /// How much each number of a family has grown, by its labels.
@@ -236,7 +261,8 @@ impl Since<'_> {
     fn busy_lanes(&self, member: (Role, u32)) -> Option<f64> {
         let lanes = self.growth(member, "lane_busy_nanoseconds");
         let busy: u64 = lanes.iter().map(|(_, busy)| busy).sum();
-        (!lanes.is_empty()).then(|| busy as f64 / NANOSECONDS / self.seconds / lanes.len() as f64)
+        let seconds = self.seconds(member)?;
+        (!lanes.is_empty()).then(|| busy as f64 / NANOSECONDS / seconds / lanes.len() as f64)
     }
 
     fn most_often_last(&self, member: (Role, u32)) -> Option<u32> {

@@ -11,8 +11,10 @@ mod render;
 mod terminal;
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
+use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, after, never, select, unbounded};
@@ -106,7 +108,7 @@ impl Asker {
     fn read(&mut self) -> Result<Reading> {
         let status = self.operator.status(PATIENCE)?;
         let at = self.clock.now().since(Time::ZERO);
-        let mut told = std::collections::BTreeMap::new();
+        let mut told = BTreeMap::new();
         for (recipient, outcome) in ctl::gather(&mut self.operator, ctl::members(&status).collect(), ANSWER)? {
             let member = match recipient {
                 Recipient::Worker(rank) => (Role::Worker, rank.0),
@@ -114,10 +116,10 @@ impl Asker {
                 Recipient::Coordinator => continue,
             };
             if let Some(instance) = outcome.ok().and_then(|stats| ctl::instance(&stats)) {
-                told.insert(member, instance);
+                told.insert(member, Arc::new(instance));
             }
         }
-        Ok(Reading { at, status, told })
+        Ok(Reading { at, status, told, told_at: BTreeMap::new() })
     }
 }
 

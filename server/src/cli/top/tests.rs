@@ -1,4 +1,5 @@
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use gradlane_core::metrics::{Instance, ServerMetrics, WorkerMetrics};
@@ -105,13 +106,13 @@ fn names_of_hosts_cannot_steer_the_terminal() {
 }
 
 /// A job whose metrics are counted as its processes count them. Each worker is on a host of its own.
-struct Job {
+pub(crate) struct Job {
     workers: Vec<WorkerMetrics>,
     servers: Vec<ServerMetrics>,
 }
 
 impl Job {
-    fn new(workers: usize, servers: usize) -> Self {
+    pub(crate) fn new(workers: usize, servers: usize) -> Self {
         let job = Self {
             workers: (0..workers).map(|_| WorkerMetrics::default()).collect(),
             servers: (0..servers).map(|_| ServerMetrics::default()).collect(),
@@ -125,7 +126,7 @@ impl Job {
     }
 
     /// Two seconds of ten rounds on each server, in each of which ranks were missing alone for so many milliseconds.
-    fn passes(&self, late: &[(usize, Cause, u64)]) {
+    pub(crate) fn passes(&self, late: &[(usize, Cause, u64)]) {
         for worker in &self.workers {
             WorkerMetrics::add(&worker.push_bytes, 1 << 30);
             WorkerMetrics::add(&worker.pull_bytes, 1 << 30);
@@ -146,11 +147,11 @@ impl Job {
     }
 
     /// At the second 0, in step 2.
-    fn reading(&self) -> Reading {
+    pub(crate) fn reading(&self) -> Reading {
         self.at_step(2)
     }
 
-    fn at_step(&self, step: u64) -> Reading {
+    pub(crate) fn at_step(&self, step: u64) -> Reading {
         let of = |role: Role, index: usize| Member {
             process: Process { host: format!("n{index}"), ..Process::new(role, Incarnation(1)) },
             node: NodeId([0; 32]),
@@ -168,7 +169,10 @@ impl Job {
             placed_parts: 2,
         };
         let told = |role: Role, instances: Vec<Instance>| {
-            (0..).zip(instances).map(move |(index, instance)| ((role, index), instance)).collect::<BTreeMap<_, _>>()
+            (0..)
+                .zip(instances)
+                .map(move |(index, instance)| ((role, index), Arc::new(instance)))
+                .collect::<BTreeMap<_, _>>()
         };
         let mut all = told(Role::Worker, self.workers.iter().map(|metrics| metrics.instance(0)).collect());
         all.extend(told(Role::Server, self.servers.iter().map(|metrics| metrics.instance(0)).collect()));
@@ -181,6 +185,7 @@ impl Job {
                 hold: None,
             },
             told: all,
+            told_at: BTreeMap::new(),
         }
     }
 }
