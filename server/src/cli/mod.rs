@@ -35,7 +35,7 @@ mod settings;
 mod status;
 mod status_printer;
 mod token;
-pub(crate) mod top;
+mod top;
 
 use screen::say;
 use settings::Settings;
