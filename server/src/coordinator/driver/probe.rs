@@ -5,6 +5,7 @@ use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use gradlane_core::metrics::{CoordinatorMetrics, Instance};
+use gradlane_core::runtime::Usage;
 use gradlane_core::runtime::exporter::{self, Shown, Standing, StandingCell};
 use gradlane_core::types::Role;
 
@@ -18,6 +19,7 @@ pub(super) struct Probe {
     /// What the members have told of themselves.
     pub(super) gathered: Gathered,
     standing: StandingCell,
+    usage: Usage,
 }
 
 impl Probe {
@@ -27,7 +29,7 @@ impl Probe {
         CoordinatorMetrics::set(&metrics.workers_expected, config.workers.into());
         CoordinatorMetrics::set(&metrics.servers_expected, config.servers.into());
         let gathered = Gathered::new(config.suspect_timeout.max(TOLD_LASTS));
-        Self { job: config.job.clone(), metrics, gathered, standing: StandingCell::default() }
+        Self { job: config.job.clone(), metrics, gathered, standing: StandingCell::default(), usage: Usage::new() }
     }
 
     /// The job may have changed.
@@ -91,6 +93,7 @@ impl Shown for Probe {
 
     fn values(&self) -> Option<Instance> {
         CoordinatorMetrics::set(&self.metrics.members_answered, self.gathered.answered() as u64);
+        self.usage.refresh(&self.metrics);
         Some(self.metrics.instance(&self.job))
     }
 
