@@ -1,5 +1,6 @@
 //! What two readings of a job say together: rates, and who is late. [`words`] tells people.
 
+mod links;
 pub(crate) mod words;
 
 use std::collections::BTreeMap;
@@ -7,8 +8,10 @@ use std::fmt;
 use std::time::Duration;
 
 use gradlane_core::metrics::{Instance, Value};
-use gradlane_core::types::{Cause, Member, Role, printable};
+use gradlane_core::types::{Cause, LinkLimit, Member, Role, printable};
 use gradlane_core::wire::frame::{Health, MemberStatus, Status};
+
+use self::links::Links;
 
 /// A job at one time.
 #[derive(Clone, Debug)]
@@ -92,6 +95,12 @@ pub(crate) struct RankLine {
     /// Bytes a second.
     pub(crate) push: Option<f64>,
     pub(crate) pull: Option<f64>,
+    /// What held the worst of its links for most of the time.
+    pub(crate) limit: Option<LinkLimit>,
+    /// The longest round trip to a server.
+    pub(crate) rtt: Option<Duration>,
+    /// The highest share of packets to a server that was lost.
+    pub(crate) loss: Option<f64>,
     /// Operations that have not ended.
     pub(crate) open: Option<u64>,
 }
@@ -162,6 +171,7 @@ fn rank_line(
 ) -> RankLine {
     let rate = |name| since.and_then(|since| since.rate(key(member), name));
     let late = lateness.filter(|lateness| lateness.rounds > 0).map(|lateness| lateness.of(member.index));
+    let Links { limit, rtt, loss } = since.map(|since| since.links(key(member))).unwrap_or_default();
     RankLine {
         rank: member.index,
         host: printable(&member.process.host),
@@ -172,6 +182,9 @@ fn rank_line(
         blocked: rate("caller_blocked_nanoseconds").map(|rate| rate / NANOSECONDS),
         push: rate("push_bytes"),
         pull: rate("pull_bytes"),
+        limit,
+        rtt,
+        loss,
         open: now.told.get(&key(member)).and_then(|told| told.number("handles_live")),
     }
 }
@@ -231,6 +244,14 @@ impl Since<'_> {
         family(now, name)
             .map(|(labels, now)| (labels, now.saturating_sub(before.get(labels).copied().unwrap_or_default())))
             .collect()
+    }
+
+    fn links(&self, member: (Role, u32)) -> Links {
+        let [limited, sent, lost] = ["link_limited_nanoseconds", "link_sent_packets", "link_lost_packets"]
+            .map(|name| self.growth(member, name));
+        let rtt: Vec<_> =
+            self.now.told.get(&member).into_iter().flat_map(|told| family(told, "link_rtt_nanoseconds")).collect();
+        Links::of(&limited, &rtt, &sent, &lost)
     }
 
     fn busy_lanes(&self, member: (Role, u32)) -> Option<f64> {

@@ -1,8 +1,10 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use gradlane_core::metrics::{Instance, ServerMetrics, WorkerMetrics};
-use gradlane_core::types::{Cause, Epoch, Incarnation, Member, NodeId, Phase, Process, Role, Round, TensorKey, View};
+use gradlane_core::metrics::{Instance, LinkReading, ServerMetrics, WorkerMetrics};
+use gradlane_core::types::{
+    Cause, Epoch, Incarnation, Member, NodeId, Phase, Process, Role, Round, ServerId, TensorKey, View,
+};
 use gradlane_core::wire::frame::{Health, MemberStatus, Progress, Status};
 
 use super::render::{Order, Screen, render};
@@ -19,10 +21,10 @@ fn a_pipe_gets_one_plain_screen() {
     let expected = "\
 gradlane top  job night  epoch 1.3 running  3/3 workers 2/2 servers  step 12  200 ms  exposed 25 %
 VERDICT rank 1 late (submit) 73.0 ms a round
- RANK  HOST  STATE  STEP  LATE/round  CAUSE   BLOCKED  PUSH/s   PULL/s   OPEN
- 1     n1    alive  12    73.0 ms     submit  25 %     512 MiB  512 MiB  0
- 2     n2    alive  12    3.0 ms      credit  25 %     512 MiB  512 MiB  0
- 0     n0    alive  12    0.0 ms      -       25 %     512 MiB  512 MiB  0
+ RANK  HOST  STATE  STEP  LATE/round  CAUSE   BLOCKED  PUSH/s   PULL/s   LIMIT  RTT     LOSS    OPEN
+ 1     n1    alive  12    73.0 ms     submit  25 %     512 MiB  512 MiB  cwnd   210 us  0.25 %  0
+ 2     n2    alive  12    3.0 ms      credit  25 %     512 MiB  512 MiB  cwnd   210 us  0.25 %  0
+ 0     n0    alive  12    0.0 ms      -       25 %     512 MiB  512 MiB  cwnd   210 us  0.25 %  0
  SRV  HOST  STATE  IN/s     OUT/s    LANES  SUMS   PLACED  OPEN  LAST
  0    n0    alive  1.5 GiB  1.5 GiB  50 %   4 KiB  1 MiB   3     rank 1
  1    n1    alive  1.5 GiB  1.5 GiB  50 %   4 KiB  1 MiB   3     rank 1
@@ -63,7 +65,7 @@ fn it_says_when_it_does_not_see_everybody() {
     assert!(text.contains("\n2 of 3 answered; missing: worker 1\n"), "{text}");
     let line = text.lines().find(|line| line.starts_with(" 1 ")).unwrap();
     let words: Vec<&str> = line.split_whitespace().collect();
-    assert_eq!(words, ["1", "n1", "alive", "12", "-", "-", "-", "-", "-", "-"]);
+    assert_eq!(words, ["1", "n1", "alive", "12", "-", "-", "-", "-", "-", "-", "-", "-", "-"]);
 
     // One that is known to be lost is not waited for.
     now.status.members[1].health = Health::Dead;
@@ -130,6 +132,14 @@ impl Job {
             WorkerMetrics::add(&worker.push_bytes, 1 << 30);
             WorkerMetrics::add(&worker.pull_bytes, 1 << 30);
             WorkerMetrics::add(&worker.caller_blocked_nanoseconds, 500_000_000);
+            let reading = LinkReading {
+                rtt: Duration::from_micros(210),
+                sent_packets: 400,
+                lost_packets: 1,
+                limited_nanoseconds: [800_000_000, 0, 900_000_000, 0, 0],
+                ..LinkReading::default()
+            };
+            worker.link(ServerId(0)).read(&LinkReading::default(), &reading);
         }
         for server in &self.servers {
             ServerMetrics::add(&server.received_bytes, 3 << 30);
