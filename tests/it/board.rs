@@ -3,8 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use gradlane_core::metrics::{CoordinatorMetrics, ExporterMetrics, ServerMetrics, WorkerMetrics, prometheus};
-use gradlane_core::types::{Cause, Role};
+use gradlane_core::metrics::{
+    CoordinatorMetrics, ExporterMetrics, LinkReading, ServerMetrics, WorkerMetrics, prometheus,
+};
+use gradlane_core::types::{Cause, LinkLimit, Role, ServerId};
 
 #[test]
 fn every_expression_of_the_board_names_metrics_and_labels_that_there_are() {
@@ -52,8 +54,11 @@ fn shown() -> BTreeMap<String, BTreeSet<String>> {
     server.last.show(1);
     server.lane_busy_nanoseconds.show(1);
     assert_eq!(Cause::ALL.len(), 6);
+    let worker = WorkerMetrics::default();
+    let reading = LinkReading { limited_nanoseconds: [1; LinkLimit::ALL.len()], ..LinkReading::default() };
+    worker.link(ServerId(0)).read(&LinkReading::default(), &reading);
     let text = prometheus(&[
-        WorkerMetrics::default().instance(0).of_member(&Role::Worker.to_string(), 0),
+        worker.instance(0).of_member(&Role::Worker.to_string(), 0),
         server.instance(0).of_member(&Role::Server.to_string(), 0),
         CoordinatorMetrics::default().instance("night"),
         ExporterMetrics::default().instance("0"),

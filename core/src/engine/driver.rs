@@ -234,6 +234,7 @@ impl Engine {
 
     /// Counters since the start.
     pub fn metrics(&self) -> &Metrics {
+        self.shared.probe.refresh();
         &self.shared.metrics
     }
 

@@ -98,7 +98,6 @@ impl Shared {
     ) -> Self {
         let bound = worker.bounds().call;
         let metrics = Arc::new(metrics);
-        let residual_bytes = Arc::clone(&metrics.residual_bytes);
         let followed = Arc::new(Followed::counting(metrics.waits(), clock, bound));
         Self {
             clock,
@@ -107,7 +106,6 @@ impl Shared {
             doubt: Doubt::default(),
             followed,
             probe: Arc::new(Probe::new(&metrics)),
-            metrics,
             wire: Wire::new(),
             checksum,
             nan_check,
@@ -118,7 +116,8 @@ impl Shared {
             company: Company::default(),
             following: Arc::default(),
             dumps: Dumps::default(),
-            state: Mutex::new(State::new(worker, residual_bytes, Arc::clone(&flight))),
+            state: Mutex::new(State::new(worker, &metrics, Arc::clone(&flight))),
+            metrics,
             flight,
             change_log: OnceLock::new(),
             dispatch,

@@ -9,6 +9,7 @@ use super::flight::Flight;
 use super::handle::Issue;
 use super::loans::{InUse, Loans, User};
 use super::memory::Memory;
+use super::metrics::Metrics;
 use super::payload::Payload;
 use super::recorder::{Operation, Subject as Recorded};
 use super::residuals::Residuals;
@@ -36,6 +37,10 @@ pub(super) struct State {
     /// Present while a timeline is recorded.
     pub(super) trace: Option<TaskTrace>,
     flight: Arc<Flight>,
+    /// Tells others whether parts wait for credit.
+    starved: Arc<AtomicU64>,
+    /// What it told last.
+    is_starved: bool,
     /// Whether the threads must end, because no task will come to their stages any more.
     pub(super) closed: bool,
     /// Carried out after the lock is released.
@@ -103,14 +108,16 @@ impl Unfinished {
 }
 
 impl State {
-    /// `residual_bytes` counts the memory of residuals.
-    pub(super) fn new(mut worker: Worker, residual_bytes: Arc<AtomicU64>, flight: Arc<Flight>) -> Self {
+    /// `metrics` count the memory of residuals, and tell whether parts wait for credit.
+    pub(super) fn new(mut worker: Worker, metrics: &Metrics, flight: Arc<Flight>) -> Self {
         worker.set_timeline(flight.recorder.is_on());
         Self {
             worker,
             loans: Loans::default(),
             payloads: SideTable::new(),
-            residuals: Residuals::counted_in(residual_bytes),
+            residuals: Residuals::counted_in(Arc::clone(&metrics.residual_bytes)),
+            starved: Arc::clone(&metrics.starved),
+            is_starved: false,
             kept: BTreeMap::new(),
             waiters: BTreeMap::new(),
             armed: None,
@@ -231,6 +238,11 @@ impl State {
             self.effects.push(effect);
         }
         self.arm();
+        let is_starved = self.worker.is_starved();
+        if is_starved != self.is_starved {
+            self.is_starved = is_starved;
+            Metrics::set(&self.starved, is_starved.into());
+        }
         std::mem::take(&mut self.effects)
     }
 

@@ -4,11 +4,15 @@
 
 mod cells;
 mod instance;
+mod links;
 mod pairs;
+mod process;
 mod table;
 mod text;
 
-pub use cells::{ByCause, Cell, Durations, Indexed};
+pub use cells::{ByCause, ByLimit, ByServer, Cell, Durations, Indexed, NowByServer};
 pub use instance::{Histogram, Instance, Value};
+pub use links::{LinkMeter, LinkReading};
+pub use process::{OfProcess, ProcessCells};
 pub use table::{CoordinatorMetrics, ExporterMetrics, Kind, METRICS, Metric, ServerMetrics, Unit, WorkerMetrics};
 pub use text::{prometheus, report, rows};

@@ -5,7 +5,7 @@ use std::fmt::Display;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::cells::{ByCause, Cell, Durations, Indexed};
+use super::cells::{ByCause, ByLimit, ByServer, Cell, Durations, Indexed, NowByServer};
 use super::instance::{Instance, Value};
 
 /// A row of the table.
@@ -256,6 +256,18 @@ metrics! {
         copied_bytes: Counter of Bytes, shared;
         /// Bytes of the residuals of error feedback: 4 for each element that this worker sends of tensors whose codec has it.
         residual_bytes: Gauge of Bytes, shared;
+        /// Whether parts wait because the credit is used up: 1 or 0.
+        starved: Gauge of Count, shared;
+        /// Processor time that its process took.
+        process_cpu_nanoseconds: Counter of Nanoseconds;
+        /// Memory of its process that is in RAM.
+        process_resident_memory_bytes: Gauge of Bytes;
+        /// Descriptors that its process has open.
+        process_open_fds: Gauge of Count;
+        /// When its process began, since 1970.
+        process_start_time_nanoseconds: Gauge of Nanoseconds;
+        /// Time in which threads of its process could have run and waited for a core, added over the threads.
+        run_delay_nanoseconds: Counter of Nanoseconds;
     }
     computed {
         /// Operations that have not ended.
@@ -264,6 +276,30 @@ metrics! {
     cells {
         /// Time from the submission of an operation to its end. In Python, this is the sum, and `push_pull_duration_count` counts the operations.
         push_pull_duration_nanoseconds: Histogram of Nanoseconds in Durations;
+        /// Connections made to a server, again after a loss included.
+        link_connects: Counter of Count by "server" in ByServer;
+        /// Bytes that were sent to a server. Over a network, these are the datagrams of QUIC with headers, acknowledgements and repeats, without
+        /// the headers of UDP and IP. Over shared memory, these are contributions, and there are no other metrics of the link but bytes.
+        link_sent_bytes: Counter of Bytes by "server" in ByServer;
+        /// The same of what came from a server. Over shared memory, these are sums.
+        link_received_bytes: Counter of Bytes by "server" in ByServer;
+        /// Packets of QUIC that were sent to a server.
+        link_sent_packets: Counter of Count by "server" in ByServer;
+        /// Packets among them that were taken for lost, and whose bytes were sent again. Probes for larger datagrams do not count.
+        link_lost_packets: Counter of Count by "server" in ByServer;
+        /// How often the congestion window of the connection to a server was made smaller.
+        link_congestion_events: Counter of Count by "server" in ByServer;
+        /// The round trip to a server, smoothed as in RFC 9002.
+        link_rtt_nanoseconds: Gauge of Nanoseconds by "server" in NowByServer;
+        /// The congestion window of the connection to a server.
+        link_cwnd_bytes: Gauge of Bytes by "server" in NowByServer;
+        /// The largest datagram that the path to a server takes.
+        link_mtu_bytes: Gauge of Bytes by "server" in NowByServer;
+        /// Time in which a link to a server sent nothing more, by what held it. The thread that sends works in turns, and what it finds at the end of
+        /// a turn counts until the end of the next: `app`, all was sent and acknowledged, or acknowledged without more being sent; `credit`, the
+        /// same while parts wait because the credit is used up; `cwnd`, the congestion window is full or packets are paced; `flow`, the server
+        /// said that it takes no more; `socket`, the kernel takes no more. While it has more to send and goes on, no time counts.
+        link_limited_nanoseconds: Counter of Nanoseconds by "server" "by" in ByLimit;
     }
 
     /// What one server counted since its start.
@@ -275,6 +311,16 @@ metrics! {
         /// Bytes copied between the buffer in which they arrived and their accumulator, or between that and the buffer from which they are
         /// sent. Additions do not count, nor does the first write of an accumulator.
         copied_bytes: Counter of Bytes, shared;
+        /// Processor time that its process took.
+        process_cpu_nanoseconds: Counter of Nanoseconds;
+        /// Memory of its process that is in RAM.
+        process_resident_memory_bytes: Gauge of Bytes;
+        /// Descriptors that its process has open.
+        process_open_fds: Gauge of Count;
+        /// When its process began, since 1970.
+        process_start_time_nanoseconds: Gauge of Nanoseconds;
+        /// Time in which threads of its process could have run and waited for a core, added over the threads.
+        run_delay_nanoseconds: Counter of Nanoseconds;
     }
     computed {}
     cells {
@@ -327,6 +373,16 @@ metrics! {
         stalls: Counter of Count;
         /// Warnings that one server has much more than its share.
         hot_servers: Counter of Count;
+        /// Processor time that its process took.
+        process_cpu_nanoseconds: Counter of Nanoseconds;
+        /// Memory of its process that is in RAM.
+        process_resident_memory_bytes: Gauge of Bytes;
+        /// Descriptors that its process has open.
+        process_open_fds: Gauge of Count;
+        /// When its process began, since 1970.
+        process_start_time_nanoseconds: Gauge of Nanoseconds;
+        /// Time in which threads of its process could have run and waited for a core, added over the threads.
+        run_delay_nanoseconds: Counter of Nanoseconds;
     }
     computed {
         /// Workers and servers that the job waits for.

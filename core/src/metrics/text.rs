@@ -8,19 +8,25 @@ use super::table::{Kind, METRICS, Metric, Unit};
 /// The values of `instances` in the [text exposition format] of Prometheus, version 0.0.4.
 ///
 /// A metric is called `gradlane_<scope>_<name>`, and a counter ends in `_total`. Times are in seconds. The label of the scope tells the instances
-/// apart. There is no label for the job, because Prometheus adds its own label `job` to what it collects.
+/// apart. What every process has is called as Prometheus' own libraries call it, such as `process_open_fds`, in every scope. There is no label for the job, because Prometheus adds its own label `job` to what it collects.
 ///
 /// [text exposition format]: https://prometheus.io/docs/instrumenting/exposition_formats/
 pub fn prometheus(instances: &[Instance]) -> String {
     let mut text = String::new();
-    for metric in METRICS {
+    for (at, metric) in METRICS.iter().enumerate() {
+        let is_the_same =
+            |other: &&Metric| other.name == metric.name && (other.scope == metric.scope || is_of_process(metric));
+        if METRICS[..at].iter().any(|before| is_the_same(&before)) {
+            continue;
+        }
         let value = |instance: &Instance| {
-            let found = instance.value(metric.name).filter(|_| instance.scope == metric.scope);
+            let metric = METRICS.iter().filter(is_the_same).find(|metric| metric.scope == instance.scope)?;
+            let value = instance.value(metric.name)?;
             let further = instance.further.iter().map(|(name, value)| format!(",{}", label(name, value)));
-            let of = || label(metric.label, &instance.label) + &further.collect::<String>();
-            found.map(|value| (of(), value.clone()))
+            Some((label(metric.label, &instance.label) + &further.collect::<String>(), value.clone()))
         };
-        let values: Vec<(String, Value)> = instances.iter().filter_map(value).collect();
+        let values: Vec<(String, Value)> =
+            instances.iter().filter_map(value).filter(|(_, value)| !is_empty(value)).collect();
         if values.is_empty() {
             continue;
         }
@@ -31,6 +37,16 @@ pub fn prometheus(instances: &[Instance]) -> String {
         }
     }
     text
+}
+
+/// Whether a metric is of the process of a part, and called alike in all scopes.
+fn is_of_process(metric: &Metric) -> bool {
+    metric.name.starts_with("process_")
+}
+
+/// Whether nothing is known of a metric.
+fn is_empty(value: &Value) -> bool {
+    matches!(value, Value::Family(numbers) if numbers.is_empty())
 }
 
 /// The samples of one metric of one instance, which `of` names.
@@ -112,7 +128,7 @@ fn exported_name(metric: &Metric) -> String {
         Some(stem) => format!("{stem}_seconds"),
         None => metric.name.to_owned(),
     };
-    format!("gradlane_{}_{name}{suffix}", metric.scope)
+    if is_of_process(metric) { format!("{name}{suffix}") } else { format!("gradlane_{}_{name}{suffix}", metric.scope) }
 }
 
 /// A label with its value.
@@ -129,12 +145,12 @@ const NANOSECONDS: u64 = 1_000_000_000;
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
+    use std::collections::{BTreeMap, BTreeSet};
     use std::time::Duration;
 
     use super::*;
-    use crate::metrics::{CoordinatorMetrics, ExporterMetrics, ServerMetrics, WorkerMetrics};
-    use crate::types::Cause;
+    use crate::metrics::{CoordinatorMetrics, ExporterMetrics, LinkReading, ServerMetrics, WorkerMetrics};
+    use crate::types::{Cause, ServerId};
 
     #[test]
     fn values_stand_below_the_help_and_the_type_of_their_metric() {
@@ -206,8 +222,10 @@ gradlane_worker_push_bytes_total{rank=\"1\"} 2
         server.late_nanoseconds.show(2);
         server.last.show(2);
         server.lane_busy_nanoseconds.show(1);
+        let worker = WorkerMetrics::default();
+        worker.link(ServerId(0)).read(&LinkReading::default(), &reading());
         let text = prometheus(&[
-            WorkerMetrics::default().instance(0),
+            worker.instance(0),
             server.instance(0),
             WorkerMetrics::default().instance(1),
             CoordinatorMetrics::default().instance("night"),
@@ -215,13 +233,44 @@ gradlane_worker_push_bytes_total{rank=\"1\"} 2
         ]);
         assert!(text.ends_with('\n'));
         let families = families(&text);
-        assert_eq!(families.len(), METRICS.len(), "no name serves two metrics");
+        let names: BTreeSet<String> = METRICS.iter().map(exported_name).collect();
+        assert_eq!(families.len(), names.len(), "no name serves two metrics");
         for (name, (kind, labels)) in families {
             assert!(name.starts_with(|first: char| first.is_ascii_alphabetic()), "{name}");
             assert!(name.chars().all(|char| char.is_ascii_alphanumeric() || char == '_'), "{name}");
             assert_eq!(name.ends_with("_total"), kind == "counter", "{name}");
             assert!(labels.windows(2).all(|pair| pair[0] != pair[1]), "{name}: {labels:?}");
         }
+    }
+
+    #[test]
+    fn what_every_process_has_is_called_as_elsewhere_and_stands_together() {
+        let (worker, server) = (WorkerMetrics::default(), ServerMetrics::default());
+        WorkerMetrics::set(&worker.process_open_fds, 40);
+        ServerMetrics::set(&server.process_open_fds, 50);
+        let text =
+            prometheus(&[server.instance(3), worker.instance(0), CoordinatorMetrics::default().instance("night")]);
+        let expected = "\
+# TYPE process_open_fds gauge
+process_open_fds{server=\"3\"} 50
+process_open_fds{rank=\"0\"} 40
+process_open_fds{job_name=\"night\"} 0
+";
+        assert!(text.contains(expected), "{text}");
+        assert!(text.contains("process_cpu_seconds_total{rank=\"0\"} 0\n"), "{text}");
+        assert!(text.contains("gradlane_worker_run_delay_seconds_total{rank=\"0\"} 0\n"), "{text}");
+    }
+
+    #[test]
+    fn what_is_not_known_is_left_out() {
+        let text = prometheus(&[WorkerMetrics::default().instance(0)]);
+        assert!(!text.contains("link_rtt"), "{text}");
+        let worker = WorkerMetrics::default();
+        worker.link(ServerId(7)).read(&LinkReading::default(), &reading());
+        let text = prometheus(&[worker.instance(0)]);
+        assert!(text.contains("gradlane_worker_link_rtt_seconds{rank=\"0\",server=\"7\"} 0.00021\n"), "{text}");
+        let limited = "gradlane_worker_link_limited_seconds_total{rank=\"0\",server=\"7\",by=\"cwnd\"} 1.5\n";
+        assert!(text.contains(limited), "{text}");
     }
 
     #[test]
@@ -238,6 +287,11 @@ gradlane_worker_push_bytes_total{rank=\"1\"} 2
         for shown in ["counter", "bytes", "gradlane_worker_push_bytes_total", "without headers"] {
             assert!(line.contains(shown), "{line}");
         }
+    }
+
+    fn reading() -> LinkReading {
+        let limited_nanoseconds = [0, 0, 1_500_000_000, 0, 0];
+        LinkReading { rtt: Duration::from_micros(210), limited_nanoseconds, ..LinkReading::default() }
     }
 
     /// The type and the label sets of each metric, after a check that the lines of a metric stand together: help, type, values.

@@ -442,6 +442,11 @@ impl Scheduler {
         self.credit.in_flight()
     }
 
+    /// Whether tasks wait because the credit is used up.
+    pub fn is_starved(&self) -> bool {
+        self.starvation.goes_on() && Stage::ALL.into_iter().any(|stage| needs_credit(stage) && self.has_ready(stage))
+    }
+
     /// How many tasks wait for `stage`.
     pub fn waiting(&self, stage: Stage) -> usize {
         self.queues[stage.index()].len() + if stage == Stage::Push { self.withdrawals.len() } else { 0 }

@@ -66,6 +66,11 @@ impl Starvation {
         }
     }
 
+    /// Whether it began and has not ended.
+    pub(super) fn goes_on(&self) -> bool {
+        self.since.is_some()
+    }
+
     /// How long it lasted so far, in all.
     pub(super) fn total(&self, now: Time) -> Duration {
         self.ended + self.since.map(|since| now.since(since)).unwrap_or_default()

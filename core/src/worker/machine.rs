@@ -373,6 +373,11 @@ impl Worker {
         self.scheduler.is_idle() && self.submissions.is_empty() && self.tasks.is_empty()
     }
 
+    /// Whether parts wait because the credit is used up.
+    pub fn is_starved(&self) -> bool {
+        self.scheduler.is_starved()
+    }
+
     /// Bytes in flight that count against the credit.
     pub fn credit_in_flight(&self) -> u64 {
         self.scheduler.credit_in_flight()

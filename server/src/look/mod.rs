@@ -2,6 +2,7 @@
 //!
 //! | file | does |
 //! |---|---|
+//! | `links` | what holds the links of a worker |
 //! | `since` | what changed between two readings |
 //! | `verdict` | who holds the job up, and why |
 //! | `words` | tells people |
@@ -12,6 +13,7 @@ pub(crate) mod history;
 pub(crate) mod page;
 pub(crate) mod words;
 
+mod links;
 mod since;
 #[cfg(test)]
 pub(crate) mod tests;
@@ -22,9 +24,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gradlane_core::metrics::Instance;
-use gradlane_core::types::{Cause, Member, Role, printable};
+use gradlane_core::types::{Cause, LinkLimit, Member, Role, printable};
 use gradlane_core::wire::frame::{Health, MemberStatus, Status};
 
+use self::links::Links;
 use self::since::{NANOSECONDS, Since};
 pub(crate) use self::verdict::Verdict;
 use self::verdict::{Lateness, verdict};
@@ -91,6 +94,12 @@ pub(crate) struct RankLine {
     /// Bytes a second.
     pub(crate) push: Option<f64>,
     pub(crate) pull: Option<f64>,
+    /// What held the worst of its links for most of the time.
+    pub(crate) limit: Option<LinkLimit>,
+    /// The longest round trip to a server.
+    pub(crate) rtt: Option<Duration>,
+    /// The highest share of packets to a server that was lost.
+    pub(crate) loss: Option<f64>,
     /// Operations that have not ended.
     pub(crate) open: Option<u64>,
 }
@@ -160,6 +169,7 @@ fn rank_line(
 ) -> RankLine {
     let rate = |name| since.and_then(|since| since.rate(key(member), name));
     let late = lateness.and_then(|lateness| lateness.of(member.index));
+    let Links { limit, rtt, loss } = since.map(|since| since.links(key(member))).unwrap_or_default();
     RankLine {
         rank: member.index,
         host: printable(&member.process.host),
@@ -170,6 +180,9 @@ fn rank_line(
         blocked: rate("caller_blocked_nanoseconds").map(|rate| rate / NANOSECONDS),
         push: rate("push_bytes"),
         pull: rate("pull_bytes"),
+        limit,
+        rtt,
+        loss,
         open: now.told.get(&key(member)).and_then(|told| told.number("handles_live")),
     }
 }

@@ -6,6 +6,7 @@ use gradlane_core::metrics::{Instance, Value};
 use gradlane_core::types::Role;
 
 use super::Reading;
+use super::links::Links;
 
 /// Two readings, and the time between them.
 pub(super) struct Since<'a> {
@@ -49,6 +50,15 @@ impl Since<'_> {
             Some(Value::Plain(_) | Value::Family(_)) | None => None,
         };
         count(self.now)?.checked_sub(count(self.before)?)
+    }
+
+    /// What holds the links of a worker.
+    pub(super) fn links(&self, member: (Role, u32)) -> Links {
+        let [limited, sent, lost] = ["link_limited_nanoseconds", "link_sent_packets", "link_lost_packets"]
+            .map(|name| self.growth(member, name));
+        let rtt: Vec<_> =
+            self.now.told.get(&member).into_iter().flat_map(|told| family(told, "link_rtt_nanoseconds")).collect();
+        Links::of(&limited, &rtt, &sent, &lost)
     }
 
     /// The share of the time in which a lane of a server works, on average.

@@ -1,7 +1,7 @@
 //! What two readings of a job say.
 
-use gradlane_core::metrics::{ServerMetrics, WorkerMetrics};
-use gradlane_core::types::{Epoch, Incarnation, NodeId, Phase, Process, Round, TensorKey, View};
+use gradlane_core::metrics::{LinkReading, ServerMetrics, WorkerMetrics};
+use gradlane_core::types::{Epoch, Incarnation, NodeId, Phase, Process, Round, ServerId, TensorKey, View};
 use gradlane_core::wire::frame::Progress;
 
 use super::verdict::Sign;
@@ -102,6 +102,14 @@ impl Job {
             WorkerMetrics::add(&worker.push_bytes, 1 << 30);
             WorkerMetrics::add(&worker.pull_bytes, 1 << 30);
             WorkerMetrics::add(&worker.caller_blocked_nanoseconds, 500_000_000);
+            let reading = LinkReading {
+                rtt: Duration::from_micros(210),
+                sent_packets: 400,
+                lost_packets: 1,
+                limited_nanoseconds: [800_000_000, 0, 900_000_000, 0, 0],
+                ..LinkReading::default()
+            };
+            worker.link(ServerId(0)).read(&LinkReading::default(), &reading);
         }
         for server in &self.servers {
             ServerMetrics::add(&server.received_bytes, 3 << 30);

@@ -167,7 +167,7 @@ pub(super) fn verdict(since: &Since<'_>, step_time: Option<Duration>, exposed: O
 
 /// What explains that a worker was late for this cause.
 fn sign(since: &Since<'_>, rank: u32, cause: Cause) -> Option<Sign> {
-    let loss = loss(since, rank).filter(|loss| cause == Cause::Transfer && *loss >= LOSS);
+    let loss = since.links((Role::Worker, rank)).loss.filter(|loss| cause == Cause::Transfer && *loss >= LOSS);
     if let Some(loss) = loss {
         return Some(Sign::Loss(loss));
     }
@@ -200,13 +200,6 @@ fn more_than_others(since: &Since<'_>, rank: u32, name: &str) -> Option<f64> {
     others.sort_by(f64::total_cmp);
     let median = others.get(others.len() / 2).copied().unwrap_or_default();
     rate((Role::Worker, rank)).map(|own| own - median).filter(|more| *more > 0.0)
-}
-
-/// The share of the packets of a worker to its servers that were lost.
-fn loss(since: &Since<'_>, rank: u32) -> Option<f64> {
-    let packets = |name| since.growth((Role::Worker, rank), name).iter().map(|(_, count)| count).sum::<u64>();
-    let sent = packets("link_sent_packets");
-    (sent > 0).then(|| packets("link_lost_packets") as f64 / sent as f64)
 }
 
 /// The share of the time for which workers wait for credit on a link, on average.

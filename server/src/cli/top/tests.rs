@@ -18,10 +18,10 @@ fn a_pipe_gets_one_plain_screen() {
     let expected = "\
 gradlane top  job night  epoch 1.3 running  3/3 workers 2/2 servers  step 12  200 ms  exposed 25 %
 VERDICT rank 1 late (submit) 73.0 ms a round
- RANK  HOST  STATE  STEP  LATE/round  CAUSE   BLOCKED  PUSH/s   PULL/s   OPEN
- 1     n1    alive  12    73.0 ms     submit  25 %     512 MiB  512 MiB  0
- 2     n2    alive  12    3.0 ms      credit  25 %     512 MiB  512 MiB  0
- 0     n0    alive  12    0.0 ms      -       25 %     512 MiB  512 MiB  0
+ RANK  HOST  STATE  STEP  LATE/round  CAUSE   BLOCKED  PUSH/s   PULL/s   LIMIT  RTT     LOSS    OPEN
+ 1     n1    alive  12    73.0 ms     submit  25 %     512 MiB  512 MiB  cwnd   210 us  0.25 %  0
+ 2     n2    alive  12    3.0 ms      credit  25 %     512 MiB  512 MiB  cwnd   210 us  0.25 %  0
+ 0     n0    alive  12    0.0 ms      -       25 %     512 MiB  512 MiB  cwnd   210 us  0.25 %  0
  SRV  HOST  STATE  IN/s     OUT/s    LANES  SUMS   PLACED  OPEN  LAST
  0    n0    alive  1.5 GiB  1.5 GiB  50 %   4 KiB  1 MiB   3     rank 1
  1    n1    alive  1.5 GiB  1.5 GiB  50 %   4 KiB  1 MiB   3     rank 1
@@ -62,7 +62,7 @@ fn it_says_when_it_does_not_see_everybody() {
     assert!(text.contains("\n2 of 3 answered; missing: worker 1\n"), "{text}");
     let line = text.lines().find(|line| line.starts_with(" 1 ")).unwrap();
     let words: Vec<&str> = line.split_whitespace().collect();
-    assert_eq!(words, ["1", "n1", "alive", "12", "-", "-", "-", "-", "-", "-"]);
+    assert_eq!(words, ["1", "n1", "alive", "12", "-", "-", "-", "-", "-", "-", "-", "-", "-"]);
 
     // One that is known to be lost is not waited for.
     now.status.members[1].health = Health::Dead;
