@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use gradlane_core::metrics::{Instance, Value};
 use gradlane_core::types::{Cause, Member, Role, printable};
-use gradlane_core::wire::frame::{Health, MemberStatus, Status};
+use gradlane_core::wire::frame::{Health, MemberStatus, Status, Waits};
 
 /// A job at one time.
 #[derive(Clone, Debug)]
@@ -63,6 +63,8 @@ pub(crate) struct Look {
     pub(crate) verdict: Verdict,
     pub(crate) ranks: Vec<RankLine>,
     pub(crate) hosts: Vec<ServerLine>,
+    /// The tensors that wait.
+    pub(crate) waits: Waits,
 }
 
 /// Who holds the job up.
@@ -80,7 +82,7 @@ pub(crate) enum Verdict {
         rank: u32,
         /// Mostly why.
         cause: Cause,
-        /// For how long only it was missing, in a round on average.
+        /// For how long a round waited for it alone, in a step on average.
         late: Duration,
     },
 }
@@ -92,7 +94,7 @@ impl fmt::Display for Verdict {
             Self::NoSums => f.write_str("no sum ended on a server"),
             Self::Nobody => f.write_str("nobody is late"),
             Self::Late { rank, cause, late } => {
-                write!(f, "rank {rank} late ({}) {} a round", cause.name(), words::millis(*late))
+                write!(f, "rank {rank} late ({}) {} a step", cause.name(), words::millis(*late))
             }
         }
     }
@@ -105,7 +107,7 @@ pub(crate) struct RankLine {
     pub(crate) host: String,
     pub(crate) health: Health,
     pub(crate) step: Option<u64>,
-    /// For how long only it was missing, in a round on average.
+    /// For how long a round waited for it alone, in a step on average.
     pub(crate) late: Option<Duration>,
     /// Mostly why, if it was.
     pub(crate) cause: Option<Cause>,
@@ -168,6 +170,7 @@ impl Look {
             hosts: of_role(Role::Server)
                 .map(|(member, status)| server_line(member, status, now, since.as_ref()))
                 .collect(),
+            waits: now.status.waits.clone(),
         }
     }
 }
@@ -271,17 +274,25 @@ impl Since<'_> {
         if count > 0 { labels.first()?.parse().ok() } else { None }
     }
 
+    /// How many steps a server has seen. At least one, which may not have ended.
+    fn steps(&self, server: (Role, u32)) -> u64 {
+        let steps = |reading: &Reading| reading.told.get(&server)?.number("steps");
+        steps(self.now).zip(steps(self.before)).map_or(0, |(now, before)| now.saturating_sub(before)).max(1)
+    }
+
     fn lateness(&self) -> Lateness {
         let mut lateness = Lateness::default();
         for member in self.now.told.keys().filter(|(role, _)| *role == Role::Server) {
+            let mut late_here: BTreeMap<u32, ByCause> = BTreeMap::new();
             for (labels, late) in self.growth(*member, "late_nanoseconds") {
                 let [rank, cause] = labels else { continue };
                 let cause = Cause::ALL.into_iter().find(|known| known.name() == cause);
                 // Of many workers only the worst are told apart.
                 if let (Ok(rank), Some(cause)) = (rank.parse(), cause) {
-                    lateness.late.entry(rank).or_default()[cause as usize] += late;
+                    late_here.entry(rank).or_default()[cause as usize] += late;
                 }
             }
+            lateness.add(&late_here, self.steps(*member));
             let rounds = |reading: &Reading| match reading.told.get(member)?.value("round_duration_nanoseconds") {
                 Some(Value::Histogram(rounds)) => Some(rounds.count()),
                 Some(Value::Plain(_) | Value::Family(_)) | None => None,
@@ -299,20 +310,35 @@ fn family<'a>(instance: &'a Instance, name: &str) -> impl Iterator<Item = (&'a [
     numbers.iter().map(|(labels, number)| (labels.as_slice(), *number))
 }
 
-/// For how long ranks were missing alone, by cause, and in how many rounds.
+/// Nanoseconds by cause.
+type ByCause = [u64; Cause::ALL.len()];
+
+/// For how long rounds waited for ranks alone in a step.
 #[derive(Default)]
 struct Lateness {
-    late: BTreeMap<u32, [u64; Cause::ALL.len()]>,
+    late: BTreeMap<u32, ByCause>,
+    /// Rounds of parts that had their sum, on all servers.
     rounds: u64,
 }
 
 impl Lateness {
-    /// For how long a rank was missing in a round, and mostly why.
+    /// A server has waited for so long in all these steps. Servers wait at the same time, so the one that waited longest for a rank counts.
+    fn add(&mut self, late: &BTreeMap<u32, ByCause>, steps: u64) {
+        for (rank, late) in late {
+            let late = late.map(|late| late / steps);
+            let longest = self.late.entry(*rank).or_default();
+            if late.iter().sum::<u64>() > longest.iter().sum() {
+                *longest = late;
+            }
+        }
+    }
+
+    /// For how long rounds waited for a rank in a step, and mostly why.
     fn of(&self, rank: u32) -> (Duration, Option<Cause>) {
         let late = self.late.get(&rank).copied().unwrap_or_default();
         let cause = Cause::ALL.into_iter().max_by_key(|cause| late[*cause as usize]);
         let all: u64 = late.iter().sum();
-        (Duration::from_nanos(all / self.rounds.max(1)), cause.filter(|_| all > 0))
+        (Duration::from_nanos(all), cause.filter(|_| all > 0))
     }
 
     fn verdict(&self, step_time: Option<Duration>) -> Verdict {

@@ -3,13 +3,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gradlane_core::metrics::{Instance, ServerMetrics, WorkerMetrics};
-use gradlane_core::types::{Cause, Epoch, Incarnation, Member, NodeId, Phase, Process, Role, Round, TensorKey, View};
-use gradlane_core::wire::frame::{Health, MemberStatus, Progress, Status};
+use gradlane_core::types::{
+    Cause, Epoch, Incarnation, Member, NodeId, PartId, Phase, Process, Role, Round, TensorKey, View, WorkerId,
+};
+use gradlane_core::wire::frame::{Health, MemberStatus, Progress, Status, Waiting, WaitingTensor, Waits};
 
 use super::render::{Order, Screen, render};
 use crate::look::{Look, Reading, Verdict};
 
-const PIPE: Screen = Screen { size: None, order: Order::Late, is_paused: false };
+const PIPE: Screen = Screen { size: None, order: Order::Late, is_paused: false, note: None };
 
 #[test]
 fn a_pipe_gets_one_plain_screen() {
@@ -19,11 +21,11 @@ fn a_pipe_gets_one_plain_screen() {
     let look = Look::of(Some(&before), &Reading { at: Duration::from_secs(2), ..job.at_step(12) });
     let expected = "\
 gradlane top  job night  epoch 1.3 running  3/3 workers 2/2 servers  step 12  200 ms  exposed 25 %
-VERDICT rank 1 late (submit) 73.0 ms a round
- RANK  HOST  STATE  STEP  LATE/round  CAUSE   BLOCKED  PUSH/s   PULL/s   OPEN
- 1     n1    alive  12    73.0 ms     submit  25 %     512 MiB  512 MiB  0
- 2     n2    alive  12    3.0 ms      credit  25 %     512 MiB  512 MiB  0
- 0     n0    alive  12    0.0 ms      -       25 %     512 MiB  512 MiB  0
+VERDICT rank 1 late (submit) 73.0 ms a step
+ RANK  HOST  STATE  STEP  LATE/step  CAUSE   BLOCKED  PUSH/s   PULL/s   OPEN
+ 1     n1    alive  12    73.0 ms    submit  25 %     512 MiB  512 MiB  0
+ 2     n2    alive  12    3.0 ms     credit  25 %     512 MiB  512 MiB  0
+ 0     n0    alive  12    0.0 ms     -       25 %     512 MiB  512 MiB  0
  SRV  HOST  STATE  IN/s     OUT/s    LANES  SUMS   PLACED  OPEN  LAST
  0    n0    alive  1.5 GiB  1.5 GiB  50 %   4 KiB  1 MiB   3     rank 1
  1    n1    alive  1.5 GiB  1.5 GiB  50 %   4 KiB  1 MiB   3     rank 1
@@ -45,9 +47,9 @@ fn a_terminal_is_never_overrun_and_what_does_not_fit_is_counted() {
         }
     }
     let text = render(&look, Screen { size: Some((100, 20)), ..PIPE });
-    assert!(text.contains("VERDICT rank 7 late (queue) 29.0 ms a round\n"), "{text}");
+    assert!(text.contains("VERDICT rank 7 late (queue) 29.0 ms a step\n"), "{text}");
     assert!(text.contains(" more workers\n") && text.contains(" more servers\n"), "{text}");
-    assert!(text.ends_with("q quit  s sort  p pause\n"), "{text}");
+    assert!(text.ends_with("q quit  s sort  d dump  p pause\n"), "{text}");
     let first = |screen| render(&look, screen).lines().find(|line| line.contains("alive")).unwrap().trim().to_owned();
     assert!(first(Screen { size: Some((100, 20)), ..PIPE }).starts_with("7 "), "the latest");
     assert!(first(Screen { size: Some((100, 20)), order: Order::Rank, ..PIPE }).starts_with("0 "));
@@ -70,6 +72,44 @@ fn it_says_when_it_does_not_see_everybody() {
     now.status.members[1].health = Health::Dead;
     let text = render(&Look::of(Some(&before), &now), PIPE);
     assert!(!text.contains("answered") && text.contains(" 1/2 workers 1/1 servers"), "{text}");
+}
+
+#[test]
+fn tensors_that_wait_have_a_line_each_up_to_three() {
+    let mut reading = Job::new(2, 1).reading();
+    let waiting = |index: u64| WaitingTensor {
+        tensor: format!("layer{index}.weight"),
+        told_by: "server 0".to_owned(),
+        age: Duration::ZERO,
+        waiting: Waiting {
+            part: PartId { key: TensorKey(index), index: 0 },
+            round: Round(812),
+            waited: Duration::from_millis(312),
+            missing: vec![WorkerId(3)],
+            more: 0,
+        },
+    };
+    reading.status.waits.tensors = (0..5).map(waiting).collect();
+    let text = render(&Look::of(None, &reading), PIPE);
+    let lines: Vec<&str> = text.lines().filter(|line| line.starts_with("WAITING")).collect();
+    assert_eq!((lines.len(), lines[0]), (3, "WAITING layer0.weight r812 0.3 s for [3]"), "{text}");
+    let noted = render(&Look::of(None, &reading), Screen { note: Some("1 of 2 workers have written"), ..PIPE });
+    assert!(noted.ends_with("1 of 2 workers have written\n"), "{noted}");
+}
+
+#[test]
+fn a_delay_on_two_servers_at_the_same_time_delays_a_step_once() {
+    let job = Job::new(2, 2);
+    let before = job.reading();
+    for (server, millis) in job.servers.iter().zip([300, 500]) {
+        server.round_duration_nanoseconds.add(Duration::from_millis(1));
+        ServerMetrics::add(&server.steps, 5);
+        server.late_nanoseconds.add(1, Cause::Device, Duration::from_millis(millis));
+    }
+    let look = Look::of(Some(&before), &Reading { at: Duration::from_secs(2), ..job.at_step(7) });
+    let late = Duration::from_millis(100);
+    assert_eq!(look.verdict, Verdict::Late { rank: 1, cause: Cause::Device, late });
+    assert_eq!((look.ranks[0].late, look.ranks[1].late), (Some(Duration::ZERO), Some(late)));
 }
 
 #[test]
@@ -133,6 +173,7 @@ impl Job {
             WorkerMetrics::add(&worker.caller_blocked_nanoseconds, 500_000_000);
         }
         for server in &self.servers {
+            ServerMetrics::add(&server.steps, 10);
             ServerMetrics::add(&server.received_bytes, 3 << 30);
             ServerMetrics::add(&server.sent_bytes, 3 << 30);
             server.lane_busy_nanoseconds.add(0, 1_000_000_000);
@@ -183,6 +224,7 @@ impl Job {
                 view: View::plain("night", Epoch { term: 1, number: 3 }, Phase::Running, members),
                 imbalance_milli: 1000,
                 hold: None,
+                waits: Waits::default(),
             },
             told: all,
             told_at: BTreeMap::new(),
