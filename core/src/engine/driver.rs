@@ -148,6 +148,7 @@ impl Engine {
             clock,
             Some(Arc::clone(&shared.probe) as _),
             move || reporter.upgrade().map(|shared| shared.look(|state| state.worker.progress())).unwrap_or_default(),
+            None,
             move |event| {
                 if let Some(shared) = listener.upgrade() {
                     on_event(&shared, event);

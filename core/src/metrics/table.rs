@@ -321,13 +321,15 @@ metrics! {
         process_start_time_nanoseconds: Gauge of Nanoseconds;
         /// Time in which threads of its process could have run and waited for a core, added over the threads.
         run_delay_nanoseconds: Counter of Nanoseconds;
+        /// Steps, by the tensor that has most: sums of a round whose number was higher than that of every sum before.
+        steps: Counter of Count;
     }
     computed {}
     cells {
         /// Time from the first byte of a round of a part to its sum.
         round_duration_nanoseconds: Histogram of Nanoseconds in Durations;
-        /// Time in which only this worker was missing in a round, by what its contribution waited for. Where the workers of a machine reduce among
-        /// themselves, it is the worker that brings their sum.
+        /// Time in which a round had only this worker missing, by what its contribution waited for. Time in which several rounds waited for it counts
+        /// once. Where the workers of a machine reduce among themselves, it is the worker that brings their sum.
         late_nanoseconds: Counter of Nanoseconds by "rank" "cause" in ByCause;
         /// Rounds of parts whose last contribution was that of this worker, where there was another one.
         last: Counter of Count by "rank" in Indexed;

@@ -19,6 +19,9 @@ mod kinds;
 mod recovery;
 mod stepping;
 mod store;
+mod waiting;
+
+pub use waiting::{Waiting, WaitingTensor, Waits};
 
 /// One message on a control stream. The connection tells who sent it.
 #[derive(Clone, PartialEq, Debug)]
@@ -110,6 +113,9 @@ pub enum Frame {
     Steps(StepReport),
     /// A server, or the first worker of a machine, misses contributions.
     Stall(Stall),
+    /// The rounds of this server that have waited for a moment, those that have waited longest. Comes with [`Frame::Metrics`], also when there is
+    /// none; the latest counts.
+    Waits(Vec<Waiting>),
     /// The process leaves in an orderly way.
     Leave,
     /// The process gives up its work and ends. For the job this is the loss of a member.
@@ -395,6 +401,8 @@ pub struct Status {
     pub imbalance_milli: u64,
     /// If the workers stand behind a step until others have come.
     pub hold: Option<Hold>,
+    /// The tensors that wait.
+    pub waits: Waits,
 }
 
 /// One member's health.

@@ -32,6 +32,7 @@ mod recorders;
 mod roles;
 mod screen;
 mod settings;
+mod stalled;
 mod status;
 mod status_printer;
 mod token;
@@ -194,6 +195,9 @@ struct Run {
 struct Status {
     #[command(flatten)]
     settings: Settings,
+    /// Show the tensors that wait, and for whom, in place of the members
+    #[arg(long)]
+    stalled: bool,
     /// Print JSON, a line for each job
     #[arg(long)]
     json: bool,
@@ -257,12 +261,14 @@ impl Command {
             Self::Coordinator(settings) => live(ProcessRole::Coordinator, &settings, handle),
             Self::Both(settings) => live(ProcessRole::Both, &settings, handle),
             Self::Serve(settings) => live(settings.role()?, &settings, handle),
-            Self::Status(Status { settings, json, watch }) => {
+            Self::Status(Status { settings, stalled, json, watch }) => {
                 let config = settings.load(Some(ProcessRole::Server))?;
                 let show = |answers: &[status::Answer]| {
-                    say(&match json {
-                        true => status::json(answers),
-                        false => status::text(answers, screen::columns()),
+                    say(&match (stalled, json) {
+                        (false, true) => status::json(answers),
+                        (false, false) => status::text(answers, screen::columns()),
+                        (true, true) => stalled::json(answers),
+                        (true, false) => stalled::text(answers, screen::columns()),
                     })
                 };
                 match watch {

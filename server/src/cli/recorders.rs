@@ -22,9 +22,7 @@ pub(super) fn dump(
     timeout: Duration,
     json: bool,
 ) -> Result<i32> {
-    let asked = workers.len();
-    let Told { files, errors } =
-        told(order_all(operator, workers, timeout, &ControlCommand::DumpRecorder { directory })?);
+    let Told { files, errors, asked } = written(operator, workers, directory, timeout)?;
     for (member, error) in &errors {
         exit::complain(&format!("{member}: {error}"));
     }
@@ -32,14 +30,37 @@ pub(super) fn dump(
     Ok(errors.first().map_or(exit::SUCCESS, |(_, error)| exit::code(error)))
 }
 
+/// The same, with the answers.
+///
+/// # Errors
+/// Why no order can be given.
+pub(super) fn written(
+    operator: &mut Operator,
+    workers: Vec<Recipient>,
+    directory: String,
+    timeout: Duration,
+) -> Result<Told> {
+    Ok(told(order_all(operator, workers, timeout, &ControlCommand::DumpRecorder { directory })?))
+}
+
 /// What the workers have answered.
-struct Told {
+pub(super) struct Told {
+    asked: usize,
     files: Vec<(Recipient, String)>,
     errors: Vec<(Recipient, Error)>,
 }
 
+impl Told {
+    /// How many have written, where, and the first error.
+    pub(super) fn in_short(&self) -> String {
+        let place = self.files.first().map(|(member, file)| format!(", {member}: {file}")).unwrap_or_default();
+        let error = self.errors.first().map(|(member, error)| format!("; {member}: {error}")).unwrap_or_default();
+        format!("{} of {} workers have written{place}{error}", self.files.len(), self.asked)
+    }
+}
+
 fn told(outcomes: Vec<(Recipient, Result<ControlAnswer>)>) -> Told {
-    let mut told = Told { files: Vec::new(), errors: Vec::new() };
+    let mut told = Told { asked: outcomes.len(), files: Vec::new(), errors: Vec::new() };
     for (member, outcome) in outcomes {
         match outcome {
             Ok(ControlAnswer::Dumped { files }) => told.files.extend(files.into_iter().map(|file| (member, file))),
@@ -76,11 +97,14 @@ mod tests {
     #[test]
     fn workers_that_do_not_answer_are_counted_and_told_apart() {
         let worker = |rank| Recipient::Worker(WorkerId(rank));
-        let Told { files, errors } = told(vec![
+        let all = told(vec![
             (worker(0), Ok(ControlAnswer::Dumped { files: vec!["/d/0".to_owned()] })),
             (worker(1), Err(Error::Cancelled)),
             (worker(2), Ok(ControlAnswer::Done)),
         ]);
+        let cancelled = Error::Cancelled;
+        assert_eq!(all.in_short(), format!("1 of 3 workers have written, worker-0: /d/0; worker-1: {cancelled}"));
+        let Told { files, errors, .. } = all;
         assert_eq!(errors.iter().map(|(member, _)| *member).collect::<Vec<_>>(), [worker(1), worker(2)]);
         let text = as_text(&files, 3);
         assert!(text.starts_with("worker-0 has written /d/0\n1 of 3 workers have written"), "{text}");

@@ -383,7 +383,7 @@ impl Driver {
         CoordinatorMetrics::add(counter, 1);
         let _span = tracing::trace_span!("frame", link = link.0).entered();
         // Most frames, and they change nothing that is counted but that a suspect lives. The next look for silent members counts that.
-        self.is_counted = matches!(frame, Frame::Heartbeat { .. } | Frame::Metrics(_));
+        self.is_counted = matches!(frame, Frame::Heartbeat { .. } | Frame::Metrics(_) | Frame::Waits(_));
         if let (Frame::Metrics(stats), Some(member)) = (&frame, self.machine.member_at(link)) {
             self.probe.gathered.take(member, stats);
         }

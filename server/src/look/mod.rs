@@ -25,7 +25,7 @@ use std::time::Duration;
 
 use gradlane_core::metrics::Instance;
 use gradlane_core::types::{Cause, LinkLimit, Member, Role, printable};
-use gradlane_core::wire::frame::{Health, MemberStatus, Status};
+use gradlane_core::wire::frame::{Health, MemberStatus, Status, Waits};
 
 use self::links::Links;
 use self::since::{NANOSECONDS, Since};
@@ -76,6 +76,8 @@ pub(crate) struct Look {
     pub(crate) verdict: Verdict,
     pub(crate) ranks: Vec<RankLine>,
     pub(crate) hosts: Vec<ServerLine>,
+    /// The tensors that wait.
+    pub(crate) waits: Waits,
 }
 
 /// A worker.
@@ -85,7 +87,7 @@ pub(crate) struct RankLine {
     pub(crate) host: String,
     pub(crate) health: Health,
     pub(crate) step: Option<u64>,
-    /// For how long only it was missing, in a round on average.
+    /// For how long a round waited for it alone, in a step on average.
     pub(crate) late: Option<Duration>,
     /// Mostly why, if it was.
     pub(crate) cause: Option<Cause>,
@@ -156,6 +158,7 @@ impl Look {
             hosts: of_role(Role::Server)
                 .map(|(member, status)| server_line(member, status, now, since.as_ref()))
                 .collect(),
+            waits: now.status.waits.clone(),
         }
     }
 }

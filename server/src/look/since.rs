@@ -52,6 +52,12 @@ impl Since<'_> {
         count(self.now)?.checked_sub(count(self.before)?)
     }
 
+    /// How many steps a server has seen. At least one, which may not have ended.
+    pub(super) fn steps(&self, server: (Role, u32)) -> u64 {
+        let steps = |reading: &Reading| reading.told.get(&server)?.number("steps");
+        steps(self.now).zip(steps(self.before)).map_or(0, |(now, before)| now.saturating_sub(before)).max(1)
+    }
+
     /// What holds the links of a worker.
     pub(super) fn links(&self, member: (Role, u32)) -> Links {
         let [limited, sent, lost] = ["link_limited_nanoseconds", "link_sent_packets", "link_lost_packets"]

@@ -2,10 +2,25 @@
 
 use gradlane_core::metrics::{LinkReading, ServerMetrics, WorkerMetrics};
 use gradlane_core::types::{Epoch, Incarnation, NodeId, Phase, Process, Round, ServerId, TensorKey, View};
-use gradlane_core::wire::frame::Progress;
+use gradlane_core::wire::frame::{Progress, Waits};
 
 use super::verdict::Sign;
 use super::*;
+
+#[test]
+fn a_delay_on_two_servers_at_the_same_time_delays_a_step_once() {
+    let job = Job::new(2, 2);
+    let before = job.reading();
+    for (server, millis) in job.servers.iter().zip([300, 500]) {
+        server.round_duration_nanoseconds.add(Duration::from_millis(1));
+        ServerMetrics::add(&server.steps, 5);
+        server.late_nanoseconds.add(1, Cause::Device, Duration::from_millis(millis));
+    }
+    let look = Look::of(Some(&before), &Reading { at: Duration::from_secs(2), ..job.at_step(7) });
+    let late = Duration::from_millis(100);
+    assert_eq!(look.verdict, Verdict::Late { rank: 1, cause: Cause::Device, late, sign: None });
+    assert_eq!((look.ranks[0].late, look.ranks[1].late), (Some(Duration::ZERO), Some(late)));
+}
 
 #[test]
 fn a_verdict_needs_two_readings_sums_and_a_delay_that_counts() {
@@ -41,7 +56,7 @@ fn a_server_that_is_behind_is_named_and_no_worker() {
     }
     let look = Look::of(Some(&before), &job.at(12, 2));
     assert_eq!(look.verdict, Verdict::Behind { server: 1, late: Duration::from_millis(30) });
-    assert_eq!(look.verdict.to_string(), "server 1 is behind with its additions, 30.0 ms a round");
+    assert_eq!(look.verdict.to_string(), "server 1 is behind with its additions, 30.0 ms a step");
     assert_eq!(look.ranks[2].late, Some(Duration::ZERO), "what a server is behind is no worker's");
 }
 
@@ -112,6 +127,7 @@ impl Job {
             worker.link(ServerId(0)).read(&LinkReading::default(), &reading);
         }
         for server in &self.servers {
+            ServerMetrics::add(&server.steps, 10);
             ServerMetrics::add(&server.received_bytes, 3 << 30);
             ServerMetrics::add(&server.sent_bytes, 3 << 30);
             server.lane_busy_nanoseconds.add(0, 1_000_000_000);
@@ -167,6 +183,7 @@ impl Job {
                 view: View::plain("night", Epoch { term: 1, number: 3 }, Phase::Running, members),
                 imbalance_milli: 1000,
                 hold: None,
+                waits: Waits::default(),
             },
             told: all,
             told_at: BTreeMap::new(),

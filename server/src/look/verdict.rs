@@ -27,7 +27,7 @@ pub(crate) enum Verdict {
         rank: u32,
         /// Mostly why.
         cause: Cause,
-        /// For how long only it was missing, in a round on average.
+        /// For how long only it was missing, in a step on average.
         late: Duration,
         /// What explains that.
         sign: Option<Sign>,
@@ -36,7 +36,7 @@ pub(crate) enum Verdict {
     Behind {
         /// Which.
         server: u32,
-        /// For how long workers waited for it, in a round of it on average.
+        /// For how long workers waited for it, in a step on average.
         late: Duration,
     },
     /// All workers wait for credit.
@@ -64,11 +64,11 @@ impl fmt::Display for Verdict {
             Self::NoSums => f.write_str("no sum ended on a server"),
             Self::Nobody => f.write_str("nobody is late"),
             Self::Late { rank, cause, late, sign } => {
-                write!(f, "rank {rank} late ({}) {} a round", cause.name(), words::millis(*late))?;
+                write!(f, "rank {rank} late ({}) {} a step", cause.name(), words::millis(*late))?;
                 sign.map_or(Ok(()), |sign| write!(f, ": {sign}"))
             }
             Self::Behind { server, late } => {
-                write!(f, "server {server} is behind with its additions, {} a round", words::millis(*late))
+                write!(f, "server {server} is behind with its additions, {} a step", words::millis(*late))
             }
             Self::Credit { share } => {
                 write!(f, "workers wait for credit, {} of the time: raise credit_bytes", words::percent(*share))
@@ -89,13 +89,13 @@ impl fmt::Display for Sign {
     }
 }
 
-/// For how long ranks were missing alone, by cause, and in how many rounds.
+/// For how long rounds waited for ranks alone in a step, and for servers that were behind.
 #[derive(Default)]
 pub(super) struct Lateness {
     late: BTreeMap<u32, Late>,
+    behind: BTreeMap<u32, u64>,
+    /// Rounds of parts that had their sum, on all servers.
     rounds: u64,
-    /// For how long each server was behind, and in how many rounds.
-    behind: BTreeMap<u32, (u64, u64)>,
 }
 
 /// Nanoseconds by cause.
@@ -106,27 +106,39 @@ impl Lateness {
     pub(super) fn between(since: &Since<'_>) -> Self {
         let mut lateness = Self::default();
         for server in since.members(Role::Server) {
-            let rounds = since.count(server, "round_duration_nanoseconds").unwrap_or_default();
-            lateness.rounds += rounds;
+            lateness.rounds += since.count(server, "round_duration_nanoseconds").unwrap_or_default();
+            let mut here: BTreeMap<u32, Late> = BTreeMap::new();
             for (labels, late) in since.growth(server, "late_nanoseconds") {
                 let [rank, cause] = labels else { continue };
+                let late = late / since.steps(server);
                 // Of many workers only the worst are told apart.
                 match (rank.parse(), Cause::ALL.into_iter().find(|known| known.name() == cause)) {
-                    (_, Some(Cause::Sum)) => lateness.behind.entry(server.1).or_insert((0, rounds)).0 += late,
-                    (Ok(rank), Some(cause)) => lateness.late.entry(rank).or_default()[cause as usize] += late,
+                    (_, Some(Cause::Sum)) => *lateness.behind.entry(server.1).or_default() += late,
+                    (Ok(rank), Some(cause)) => here.entry(rank).or_default()[cause as usize] += late,
                     (Err(_), Some(_)) | (_, None) => {}
                 }
             }
+            lateness.add(here);
         }
         lateness
     }
 
-    /// For how long a rank was missing in a round, and mostly why. `None` if there was no round.
+    /// A server has waited for so long in a step. Servers wait at the same time, so the one that waited longest for a rank counts.
+    fn add(&mut self, here: BTreeMap<u32, Late>) {
+        for (rank, late) in here {
+            let longest = self.late.entry(rank).or_default();
+            if late.iter().sum::<u64>() > longest.iter().sum() {
+                *longest = late;
+            }
+        }
+    }
+
+    /// For how long a step waited for a rank, and mostly why. `None` if there was no round.
     pub(super) fn of(&self, rank: u32) -> Option<(Duration, Option<Cause>)> {
         let late = self.late.get(&rank).copied().unwrap_or_default();
         let cause = Cause::ALL.into_iter().max_by_key(|cause| late[*cause as usize]);
         let all: u64 = late.iter().sum();
-        Some((Duration::from_nanos(all.checked_div(self.rounds)?), cause.filter(|_| all > 0)))
+        (self.rounds > 0).then(|| (Duration::from_nanos(all), cause.filter(|_| all > 0)))
     }
 
     /// The worker that was missing longest.
@@ -137,10 +149,7 @@ impl Lateness {
 
     /// The server that was behind longest.
     fn most_behind(&self) -> Option<(Duration, u32)> {
-        let of = |(server, (late, rounds)): (&u32, &(u64, u64))| {
-            late.checked_div(*rounds).map(|late| (Duration::from_nanos(late), *server))
-        };
-        self.behind.iter().filter_map(of).max()
+        self.behind.iter().map(|(server, behind)| (Duration::from_nanos(*behind), *server)).max()
     }
 }
 

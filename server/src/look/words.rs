@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use gradlane_core::config::units;
 use gradlane_core::types::Phase;
-use gradlane_core::wire::frame::Health;
+use gradlane_core::types::printable;
+use gradlane_core::wire::frame::{Health, Waiting, WaitingTensor};
 
 /// What a job does.
 pub(crate) fn phase(phase: &Phase) -> &'static str {
@@ -51,6 +52,24 @@ pub(crate) fn micros(duration: Duration) -> String {
 /// A small share in percent, with two digits after the point.
 pub(crate) fn small_percent(share: f64) -> String {
     if share > 0.0 { format!("{:.2} %", share * 100.0) } else { "0".to_owned() }
+}
+
+/// A time in seconds, with a digit after the point.
+pub(crate) fn seconds(duration: Duration) -> String {
+    format!("{:.1} s", duration.as_secs_f64())
+}
+
+/// The ranks for which a round waits.
+pub(crate) fn missing(waiting: &Waiting) -> String {
+    let ranks: Vec<String> = waiting.missing.iter().map(|rank| rank.0.to_string()).collect();
+    let more = if waiting.more == 0 { String::new() } else { format!(" and {} more", waiting.more) };
+    ranks.join(", ") + &more
+}
+
+/// A tensor that waits, as `layer4.conv3.weight r812 0.3 s for [3]`.
+pub(crate) fn waits(wait: &WaitingTensor) -> String {
+    let (tensor, round) = (printable(&wait.tensor), wait.waiting.round.0);
+    format!("{tensor} r{round} {} for [{}]", seconds(wait.waited()), missing(&wait.waiting))
 }
 
 /// A share in percent.

@@ -88,8 +88,11 @@ pub enum Command {
     Timed {
         /// From its first header to its sum.
         took: Duration,
-        /// The worker whose contribution came last, and how long only it was missing. `None` if the round had one contribution.
+        /// The worker whose contribution came last, and how long only it was missing, without the time in which another round waited for it alone. `None`
+        /// if the round had one contribution.
         last: Option<(WorkerId, Late)>,
+        /// Whether it is a further step: no round of a higher or equal number had a sum before.
+        is_step: bool,
     },
     /// Tell the coordinator that a round waits.
     Stalled {

@@ -22,7 +22,7 @@ use gradlane_core::runtime::{Clock, Reporter, Timer};
 use gradlane_core::transport::{Incoming, Listener, Outgoing};
 use gradlane_core::types::{ControlAnswer, ExchangeId, TensorKey, Time};
 use gradlane_core::wire::Request;
-use gradlane_core::wire::frame::{Progress, Stall};
+use gradlane_core::wire::frame::{Progress, Stall, Waiting};
 
 use crate::handle::Handle;
 use crate::node::accumulator::SumResources;
@@ -234,6 +234,11 @@ impl DataPlane {
         self.node().progress()
     }
 
+    /// Which rounds wait. The coordinator is told once a second.
+    pub(crate) fn waits(&self) -> Vec<Waiting> {
+        self.node().waits(self.clock.now())
+    }
+
     /// Bytes of memory for sums: in use, and taken from the system.
     pub(crate) fn memory_bytes(&self) -> (u64, u64) {
         (self.pool.bytes_in_use() as u64, self.pool.bytes_held() as u64)
@@ -413,7 +418,7 @@ impl DataPlane {
                     reporter.report_obeyed(order, outcome);
                 }
             }
-            Command::Timed { took, last } => self.probe.count_round(took, last.as_ref()),
+            Command::Timed { took, last, is_step } => self.probe.count_round(took, last.as_ref(), is_step),
             Command::Stalled { stall } => self.report(stall),
             Command::Measured { squares } => {
                 if let Some(reporter) = self.reporter.get() {

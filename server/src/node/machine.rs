@@ -39,7 +39,7 @@ use gradlane_core::error::Result;
 use gradlane_core::types::{
     Epoch, ExchangeId, LinkId, NodeId, PartId, Phase, ServerId, TensorKey, Time, View, WorkerId,
 };
-use gradlane_core::wire::frame::Progress;
+use gradlane_core::wire::frame::{Progress, Waiting};
 use gradlane_core::wire::{About, Request, Withdraw};
 
 use super::budget::Budget;
@@ -297,6 +297,11 @@ impl Node {
     pub fn progress(&self) -> Progress {
         let pending = u32::try_from(self.services.pending()).unwrap_or(u32::MAX);
         Progress { last: self.services.last(), pending, bytes_in_flight: self.budget.booked() }
+    }
+
+    /// The rounds that have waited for a moment, for the coordinator's status.
+    pub fn waits(&self, now: Time) -> Vec<Waiting> {
+        self.services.waits(now)
     }
 
     /// The membership that it follows, once it has joined.

@@ -42,7 +42,8 @@ impl Probe {
     }
 
     /// A round has its sum.
-    pub(crate) fn count_round(&self, took: Duration, last: Option<&(WorkerId, Late)>) {
+    pub(crate) fn count_round(&self, took: Duration, last: Option<&(WorkerId, Late)>, is_step: bool) {
+        ServerMetrics::add(&self.stats.steps, u64::from(is_step));
         self.stats.round_duration_nanoseconds.add(took);
         if let Some((worker, late)) = last {
             let rank = worker.0 as usize;

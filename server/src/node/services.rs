@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use gradlane_core::error::{Error, Result};
 use gradlane_core::types::{Closing, ExchangeId, Order, PartId, Round, TensorKey, Time, WorkerId};
+use gradlane_core::wire::frame::Waiting;
 use gradlane_core::wire::{About, Request, Service, Withdraw};
 
 use super::aggregate::Aggregator;
@@ -217,6 +218,11 @@ impl Services {
     /// How many exchanges are open.
     pub(super) fn pending(&self) -> usize {
         self.sums.pending() + self.parameters.pending() + self.tables.pending()
+    }
+
+    /// The sums that have waited for a moment.
+    pub(super) fn waits(&self, now: Time) -> Vec<Waiting> {
+        self.sums.waits(now)
     }
 
     /// The latest work, of the first service that has done some.

@@ -423,7 +423,7 @@ impl World {
             Command::Measured { squares } => {
                 assert!(squares.sum >= 0.0, "what its reader would refuse");
             }
-            Command::Timed { took, last } => {
+            Command::Timed { took, last, .. } => {
                 let late: Duration = last.iter().flat_map(|(_, late)| late).sum();
                 assert!(took >= late, "a round lasts longer than one worker is missing");
             }

@@ -1,13 +1,13 @@
 use std::time::Duration;
 
-use gradlane_core::types::{Cause, Role};
-use gradlane_core::wire::frame::Health;
+use gradlane_core::types::{Cause, PartId, Role, Round, TensorKey, WorkerId};
+use gradlane_core::wire::frame::{Health, Waiting, WaitingTensor};
 
 use super::render::{Order, Screen, render};
 use crate::look::tests::Job;
 use crate::look::{Look, Reading};
 
-const PIPE: Screen = Screen { size: None, order: Order::Late, is_paused: false };
+const PIPE: Screen = Screen { size: None, order: Order::Late, is_paused: false, note: None };
 
 #[test]
 fn a_pipe_gets_one_plain_screen() {
@@ -17,11 +17,11 @@ fn a_pipe_gets_one_plain_screen() {
     let look = Look::of(Some(&before), &Reading { at: Duration::from_secs(2), ..job.at_step(12) });
     let expected = "\
 gradlane top  job night  epoch 1.3 running  3/3 workers 2/2 servers  step 12  200 ms  exposed 25 %
-VERDICT rank 1 late (submit) 73.0 ms a round
- RANK  HOST  STATE  STEP  LATE/round  CAUSE   BLOCKED  PUSH/s   PULL/s   LIMIT  RTT     LOSS    OPEN
- 1     n1    alive  12    73.0 ms     submit  25 %     512 MiB  512 MiB  cwnd   210 us  0.25 %  0
- 2     n2    alive  12    3.0 ms      credit  25 %     512 MiB  512 MiB  cwnd   210 us  0.25 %  0
- 0     n0    alive  12    0.0 ms      -       25 %     512 MiB  512 MiB  cwnd   210 us  0.25 %  0
+VERDICT rank 1 late (submit) 73.0 ms a step
+ RANK  HOST  STATE  STEP  LATE/step  CAUSE   BLOCKED  PUSH/s   PULL/s   LIMIT  RTT     LOSS    OPEN
+ 1     n1    alive  12    73.0 ms    submit  25 %     512 MiB  512 MiB  cwnd   210 us  0.25 %  0
+ 2     n2    alive  12    3.0 ms     credit  25 %     512 MiB  512 MiB  cwnd   210 us  0.25 %  0
+ 0     n0    alive  12    0.0 ms     -       25 %     512 MiB  512 MiB  cwnd   210 us  0.25 %  0
  SRV  HOST  STATE  IN/s     OUT/s    LANES  SUMS   PLACED  OPEN  LAST
  0    n0    alive  1.5 GiB  1.5 GiB  50 %   4 KiB  1 MiB   3     rank 1
  1    n1    alive  1.5 GiB  1.5 GiB  50 %   4 KiB  1 MiB   3     rank 1
@@ -43,9 +43,9 @@ fn a_terminal_is_never_overrun_and_what_does_not_fit_is_counted() {
         }
     }
     let text = render(&look, Screen { size: Some((100, 20)), ..PIPE });
-    assert!(text.contains("VERDICT rank 7 late (queue) 29.0 ms a round\n"), "{text}");
+    assert!(text.contains("VERDICT rank 7 late (queue) 29.0 ms a step\n"), "{text}");
     assert!(text.contains(" more workers\n") && text.contains(" more servers\n"), "{text}");
-    assert!(text.ends_with("q quit  s sort  p pause\n"), "{text}");
+    assert!(text.ends_with("q quit  s sort  d dump  p pause\n"), "{text}");
     let first = |screen| render(&look, screen).lines().find(|line| line.contains("alive")).unwrap().trim().to_owned();
     assert!(first(Screen { size: Some((100, 20)), ..PIPE }).starts_with("7 "), "the latest");
     assert!(first(Screen { size: Some((100, 20)), order: Order::Rank, ..PIPE }).starts_with("0 "));
@@ -68,6 +68,29 @@ fn it_says_when_it_does_not_see_everybody() {
     now.status.members[1].health = Health::Dead;
     let text = render(&Look::of(Some(&before), &now), PIPE);
     assert!(!text.contains("answered") && text.contains(" 1/2 workers 1/1 servers"), "{text}");
+}
+
+#[test]
+fn tensors_that_wait_have_a_line_each_up_to_three() {
+    let mut reading = Job::new(2, 1).reading();
+    let waiting = |index: u64| WaitingTensor {
+        tensor: format!("layer{index}.weight"),
+        told_by: "server 0".to_owned(),
+        age: Duration::ZERO,
+        waiting: Waiting {
+            part: PartId { key: TensorKey(index), index: 0 },
+            round: Round(812),
+            waited: Duration::from_millis(312),
+            missing: vec![WorkerId(3)],
+            more: 0,
+        },
+    };
+    reading.status.waits.tensors = (0..5).map(waiting).collect();
+    let text = render(&Look::of(None, &reading), PIPE);
+    let lines: Vec<&str> = text.lines().filter(|line| line.starts_with("WAITING")).collect();
+    assert_eq!((lines.len(), lines[0]), (3, "WAITING layer0.weight r812 0.3 s for [3]"), "{text}");
+    let noted = render(&Look::of(None, &reading), Screen { note: Some("1 of 2 workers have written"), ..PIPE });
+    assert!(noted.ends_with("1 of 2 workers have written\n"), "{noted}");
 }
 
 #[test]

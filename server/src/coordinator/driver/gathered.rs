@@ -18,7 +18,7 @@ use gradlane_core::types::{Role, Stats, Time};
 use gradlane_core::wire::frame::Status;
 
 use super::happened::Happened;
-use crate::coordinator::Census;
+use crate::coordinator::{Census, Life};
 use crate::look::history::{History, Point};
 use crate::look::{Reading, highest_step};
 
@@ -100,7 +100,9 @@ impl Gathered {
         let census = Some(Census { connections: 0, suspect: 0, ..*census });
         if members.census != census {
             let there = |census: &Option<Census>| census.map_or(0, |census| census.workers + census.servers);
-            if there(&members.census) < there(&census) {
+            // That the job is complete is an event of its own.
+            let forms = census.is_some_and(|census| census.life == Life::Forming);
+            if forms && there(&members.census) < there(&census) {
                 let Census { workers, servers, .. } = census.expect("just made");
                 members.happened.count(self.clock.now(), format!("{workers} workers and {servers} servers"));
             }
@@ -112,12 +114,16 @@ impl Gathered {
 
     /// A member has told its metrics. Those of another part than it is, and of one that is not there, are left out.
     pub(super) fn take(&self, member: (Role, u32), stats: &Stats) {
+        self.take_at(self.clock.now(), member, stats);
+    }
+
+    fn take_at(&self, at: Time, member: (Role, u32), stats: &Stats) {
         let (role, index) = member;
         if stats.scope != role.to_string() || stats.label != index.to_string() {
             return;
         }
         let Some(instance) = Instance::from_pairs(&stats.scope, &stats.label, &stats.values) else { return };
-        let (at, instance) = (self.clock.now(), Arc::new(instance.of_member(&stats.scope, index)));
+        let instance = Arc::new(instance.of_member(&stats.scope, index));
         if let Some(place) = self.lock().told.get_mut(&member) {
             let rates = place.as_ref().and_then(|before| Rates::of(before, at, &instance));
             *place = Some(Told { at, instance, rates });
@@ -132,7 +138,10 @@ impl Gathered {
 
     /// Once a second, keeps the state of the job, and what its members have told. Otherwise it only reads the clock.
     pub(super) fn tick(&self, status: impl FnOnce() -> Status) {
-        let now = self.clock.now();
+        self.tick_at(self.clock.now(), status);
+    }
+
+    fn tick_at(&self, now: Time, status: impl FnOnce() -> Status) {
         if now.0 < self.next_tick.load(Ordering::Relaxed) {
             return;
         }
@@ -156,7 +165,10 @@ impl Gathered {
 
     /// What there is to see. `None` before the first tick.
     pub(super) fn seen(&self) -> Option<Seen> {
-        let now = self.clock.now();
+        self.seen_at(self.clock.now())
+    }
+
+    fn seen_at(&self, now: Time) -> Option<Seen> {
         let members = self.lock();
         let (at, status) = members.latest.clone()?;
         let told = self.told_of_late(&members, now);
@@ -244,10 +256,10 @@ const KEPT_EVERY: Duration = Duration::from_secs(4);
 mod tests {
     use std::collections::BTreeSet;
 
-    use gradlane_core::types::Epoch;
+    use gradlane_core::types::{Epoch, Phase, View};
+    use gradlane_core::wire::frame::Waits;
 
     use super::*;
-    use crate::coordinator::Life;
 
     const LONG: Duration = Duration::from_secs(3600);
 
@@ -291,6 +303,63 @@ mod tests {
             gathered.take(member, &told);
         }
         assert_eq!(gathered.latest().missing.len(), 2);
+    }
+
+    #[test]
+    fn once_a_second_the_job_is_kept_and_its_rates_go_to_the_history() {
+        let gathered = Gathered::new(LONG);
+        gathered.follow(&census(1), [(Role::Worker, 0), (Role::Worker, 1)].into_iter());
+        let half = |halves: u64| Time(halves * 500_000_000);
+        let mut asked = 0;
+        assert!(gathered.seen_at(half(0)).is_none());
+        for halves in 0..40 {
+            if halves % 2 == 1 {
+                // One sends 10 bytes a second and waits for a quarter of the time, the other does nothing.
+                gathered.take_at(half(halves), (Role::Worker, 0), &working(0, halves / 2));
+                gathered.take_at(half(halves), (Role::Worker, 1), &working(1, 0));
+            }
+            gathered.tick_at(half(halves), || {
+                asked += 1;
+                status()
+            });
+        }
+        assert_eq!(asked, 20);
+        let seen = gathered.seen_at(half(40)).unwrap();
+        assert_eq!((seen.age, seen.second, seen.points.len()), (Duration::from_secs(1), 19, 20));
+        let last = seen.points.last().unwrap();
+        assert_eq!((last.bytes, last.exposed), (Some(10.0), Some(0.125)), "{last:?}");
+        assert_eq!((seen.points[0].bytes, seen.points[0].exposed), (None, None), "rates need two reports");
+        let before = seen.before.unwrap();
+        assert_eq!((before.at, seen.now.at), (Duration::from_secs(12), Duration::from_secs(19)));
+        assert_eq!(before.told[&(Role::Worker, 0)].number("push_bytes"), Some(110));
+        assert_eq!(seen.now.told_at[&(Role::Worker, 0)], Duration::from_millis(19_500));
+    }
+
+    #[test]
+    fn what_has_happened_is_seen_with_its_age_and_members_that_come_are_counted() {
+        let gathered = Gathered::new(LONG);
+        for workers in 1..4 {
+            let census = Census { workers, life: Life::Forming, ..census(1) };
+            gathered.follow(&census, std::iter::empty());
+        }
+        gathered.follow(&Census { workers: 4, ..census(2) }, std::iter::empty());
+        gathered.note("x".to_owned());
+        gathered.tick(status);
+        let events = gathered.seen().unwrap().events;
+        let told: Vec<&str> = events.iter().map(|(_, event)| event.as_str()).collect();
+        assert_eq!(told, ["x", "3 workers and 1 servers are there"]);
+    }
+
+    fn status() -> Status {
+        let (view, members) = (View::plain("night", Epoch { term: 1, number: 1 }, Phase::Running, vec![]), vec![]);
+        Status { view, members, imbalance_milli: 1_000, hold: None, waits: Waits::default() }
+    }
+
+    /// A worker that has worked for so many seconds.
+    fn working(index: u32, seconds: u64) -> Stats {
+        let values = [("push_bytes", 10), ("pull_bytes", 0), ("caller_blocked_nanoseconds", 250_000_000)];
+        let values = values.map(|(name, rate)| (name.to_owned(), rate * seconds)).to_vec();
+        Stats { scope: "worker".to_owned(), label: index.to_string(), values }
     }
 
     fn census(number: u32) -> Census {

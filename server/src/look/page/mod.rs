@@ -23,7 +23,7 @@ use gradlane_core::wire::frame::Health;
 use self::html::{Column, known, list, table, text};
 use self::spark::spark;
 use super::history::Point;
-use super::words::{bytes, health, millis, percent, rate};
+use super::words::{bytes, health, millis, percent, rate, waits};
 use super::{Look, RankLine, ServerLine, Verdict};
 
 /// What the page shows besides a [`Look`].
@@ -57,6 +57,9 @@ pub(crate) fn page(look: &Look, around: &Around) -> String {
     page.push_str(&table(RANKS, &ranks, ROWS, "workers"));
     page.push_str("<h2>Servers</h2>\n");
     page.push_str(&table(SERVERS, &look.hosts.iter().collect::<Vec<_>>(), ROWS, "servers"));
+    let waiting = look.waits.tensors.iter().take(WAITING);
+    let waiting: Vec<String> = waiting.map(|wait| text(&waits(wait), SENTENCE)).collect();
+    page.push_str(&list("Waiting tensors", &waiting));
     let events = around.events.iter().take(EVENTS);
     let events: Vec<String> =
         events.map(|(ago, event)| format!("<small>{} ago</small> {}", age(*ago), text(event, SENTENCE))).collect();
@@ -101,6 +104,12 @@ fn notes(look: &Look, around: &Around) -> String {
         let named = text(&named.join(", "), ROWS * 24);
         note("warn", &format!("⚠ {} of {there} answered; missing: {named}{more}", there - look.missing.len()));
     }
+    if !look.waits.unheard.is_empty() {
+        note(
+            "warn",
+            &format!("⚠ no answer about waiting tensors from {}", text(&look.waits.unheard.to_string(), SENTENCE)),
+        );
+    }
     for trouble in around.troubles.iter().take(TROUBLES) {
         note("warn", &format!("⚠ {}", text(trouble, SENTENCE)));
     }
@@ -120,7 +129,7 @@ const RANKS: &[Column<RankLine>] = &[
     Column { head: "host", meaning: "where it runs", cell: |line| text(&line.host, NAME) },
     Column { head: "state", meaning: "as the coordinator sees it", cell: |line| state(line.health) },
     Column { head: "step", meaning: "the last that it began", cell: |line| known(line.step, |step| step.to_string()) },
-    Column { head: "late/round", meaning: "for how long only this worker was missing", cell: late },
+    Column { head: "late/step", meaning: "for how long a sum waited for this worker alone", cell: late },
     Column { head: "cause", meaning: "mostly why", cell: |line| known(line.cause, |cause| cause.name().to_owned()) },
     Column {
         head: "blocked",
@@ -196,6 +205,8 @@ fn age(ago: Duration) -> String {
 const BYTES_MAX: usize = 64 << 10;
 /// The most rows of a table.
 const ROWS: usize = 32;
+/// The most tensors that wait.
+const WAITING: usize = 12;
 /// The most events.
 const EVENTS: usize = 12;
 /// The most sentences about what hinders the job.

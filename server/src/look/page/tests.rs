@@ -1,8 +1,8 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use gradlane_core::types::{Cause, Role};
-use gradlane_core::wire::frame::Health;
+use gradlane_core::types::{Cause, PartId, Role, Round, TensorKey, WorkerId};
+use gradlane_core::wire::frame::{Health, Waiting, WaitingTensor};
 
 use super::*;
 use crate::look::Reading;
@@ -16,6 +16,7 @@ fn a_small_job_is_one_page() {
     let mut now = Reading { at: Duration::from_secs(2), ..job.at_step(12) };
     now.told.remove(&(Role::Worker, 0));
     now.status.members[0].health = Health::Suspect;
+    now.status.waits.tensors = vec![waiting("layer4.weight")];
     let around = Around {
         points: (0..3).map(|second| Point { second, step: Some(0.2), exposed: Some(0.25), bytes: None }).collect(),
         second: 2,
@@ -36,18 +37,20 @@ fn a_small_job_is_one_page() {
 const BODY: &str = "\
 job night
 epoch 1.3 running · 2/2 workers · 1/1 servers · step 12 · 200 ms a step · exposed 25 %
-verdict: rank 1 late (submit) 73.0 ms a round
+verdict: rank 1 late (submit) 73.0 ms a step
 ⚠ 2 of 3 answered; missing: worker 0
 step 200 ms|the last 5 min, at most 200 ms
 exposed 25 %|the last 5 min, at most 25 %
 sent and received -|the last 5 min, at most 0/s
 Workers
-rank|host|state|step|late/round|cause|blocked|push/s|pull/s|open
+rank|host|state|step|late/step|cause|blocked|push/s|pull/s|open
 1|n1|alive|12|73.0 ms|submit|25 %|512 MiB|512 MiB|0
 0|n0|suspect|12|0.0 ms|-|-|-|-|-
 Servers
 server|host|state|in/s|out/s|lanes|sums|placed|open|last
 0|n0|alive|1.5 GiB|1.5 GiB|50 %|4 KiB|1 MiB|3|rank 1
+Waiting tensors
+layer4.weight r812 0.3 s for [1, 2 and 7 more]
 Last events
 61 s ago worker 0 on n0 (pid 7) is silent for 1.2 s
 gradlane 1.2.3 · settings 0000000000000abc · /job /metrics
@@ -65,6 +68,7 @@ fn a_page_is_small_whatever_a_job_has() {
     now.status.view.job = "\"".repeat(1_000);
     now.told = BTreeMap::from([((Role::Worker, 1_999), now.told[&(Role::Worker, 1_999)].clone())]);
     let sentence = || "'".repeat(10_000);
+    now.status.waits.tensors = vec![waiting(&sentence()); 32];
     let point = |second| Point { second, step: Some(2.7 * second as f32), exposed: Some(0.3), bytes: Some(1e9) };
     let around = Around {
         troubles: vec![sentence(); 99],
@@ -86,12 +90,17 @@ fn names_cannot_add_to_the_page() {
     now.status.view.job = evil.to_owned();
     now.status.view.members.iter_mut().for_each(|member| member.process.host = evil.to_owned());
     let events = vec![(Duration::ZERO, evil.to_owned())];
+    now.status.waits.tensors = vec![waiting(evil)];
     let around = Around { troubles: vec![evil.to_owned()], events, ..Around::default() };
     let page = page(&Look::of(None, &now), &around);
     for forbidden in ["<script", "\" onload", "'x'", "\u{1b}"] {
         assert!(!page.contains(forbidden), "{forbidden}: {page}");
     }
-    assert_eq!(page.matches("&lt;script&gt;").count(), 6, "the job twice, two hosts, a trouble and an event: {page}");
+    assert_eq!(
+        page.matches("&lt;script&gt;").count(),
+        7,
+        "the job twice, two hosts, a trouble, a tensor and an event: {page}"
+    );
 }
 
 #[test]
@@ -99,6 +108,21 @@ fn a_page_names_nothing_that_is_elsewhere() {
     let page = page(&Look::of(None, &Job::new(1, 1).reading()), &Around::default());
     for elsewhere in ["://", "url(", "@import", "src=", "<script", "<link", "<img", "<iframe", "<form"] {
         assert!(!page.contains(elsewhere), "{elsewhere}: {page}");
+    }
+}
+
+fn waiting(tensor: &str) -> WaitingTensor {
+    WaitingTensor {
+        tensor: tensor.to_owned(),
+        told_by: "server 0".to_owned(),
+        age: Duration::from_millis(100),
+        waiting: Waiting {
+            part: PartId { key: TensorKey(1), index: 0 },
+            round: Round(812),
+            waited: Duration::from_millis(200),
+            missing: vec![WorkerId(1), WorkerId(2)],
+            more: 7,
+        },
     }
 }
 

@@ -158,7 +158,7 @@ fn play(
 }
 
 fn timed(world: &mut World) -> Vec<(Duration, Option<(WorkerId, Late)>)> {
-    let of = |command| if let Command::Timed { took, last } = command { Some((took, last)) } else { None };
+    let of = |command| if let Command::Timed { took, last, .. } = command { Some((took, last)) } else { None };
     world.all_commands().into_iter().filter_map(of).collect()
 }
 
