@@ -274,10 +274,10 @@ impl Since<'_> {
         if count > 0 { labels.first()?.parse().ok() } else { None }
     }
 
-    /// How many steps a server has seen. At least one, which may not have ended.
+    /// How many steps a server has seen.
     fn steps(&self, server: (Role, u32)) -> u64 {
         let steps = |reading: &Reading| reading.told.get(&server)?.number("steps");
-        steps(self.now).zip(steps(self.before)).map_or(0, |(now, before)| now.saturating_sub(before)).max(1)
+        steps(self.now).zip(steps(self.before)).map_or(0, |(now, before)| now.saturating_sub(before))
     }
 
     fn lateness(&self) -> Lateness {
@@ -292,7 +292,7 @@ impl Since<'_> {
                     late_here.entry(rank).or_default()[cause as usize] += late;
                 }
             }
-            lateness.add(&late_here, self.steps(*member));
+            lateness.add(late_here, self.steps(*member));
             let rounds = |reading: &Reading| match reading.told.get(member)?.value("round_duration_nanoseconds") {
                 Some(Value::Histogram(rounds)) => Some(rounds.count()),
                 Some(Value::Plain(_) | Value::Family(_)) | None => None,
@@ -313,20 +313,22 @@ fn family<'a>(instance: &'a Instance, name: &str) -> impl Iterator<Item = (&'a [
 /// Nanoseconds by cause.
 type ByCause = [u64; Cause::ALL.len()];
 
-/// For how long rounds waited for ranks alone in a step.
+/// For how long rounds waited for ranks alone.
 #[derive(Default)]
 struct Lateness {
     late: BTreeMap<u32, ByCause>,
+    /// Steps in this time, by the server that has seen most.
+    steps: u64,
     /// Rounds of parts that had their sum, on all servers.
     rounds: u64,
 }
 
 impl Lateness {
     /// A server has waited for so long in all these steps. Servers wait at the same time, so the one that waited longest for a rank counts.
-    fn add(&mut self, late: &BTreeMap<u32, ByCause>, steps: u64) {
+    fn add(&mut self, late: BTreeMap<u32, ByCause>, steps: u64) {
+        self.steps = self.steps.max(steps);
         for (rank, late) in late {
-            let late = late.map(|late| late / steps);
-            let longest = self.late.entry(*rank).or_default();
+            let longest = self.late.entry(rank).or_default();
             if late.iter().sum::<u64>() > longest.iter().sum() {
                 *longest = late;
             }
@@ -338,7 +340,8 @@ impl Lateness {
         let late = self.late.get(&rank).copied().unwrap_or_default();
         let cause = Cause::ALL.into_iter().max_by_key(|cause| late[*cause as usize]);
         let all: u64 = late.iter().sum();
-        (Duration::from_nanos(all), cause.filter(|_| all > 0))
+        // At least one, which may not have ended.
+        (Duration::from_nanos(all / self.steps.max(1)), cause.filter(|_| all > 0))
     }
 
     fn verdict(&self, step_time: Option<Duration>) -> Verdict {
