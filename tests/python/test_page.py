@@ -12,11 +12,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from processes import SAY, Running, free_port, over
+from processes import SAY, Running, free_port, over, run_all
 
 TRAIN = """
 import time
@@ -36,19 +37,31 @@ while True:
 VOID = {"meta", "polyline"}
 
 
+@dataclass(frozen=True)
+class Job:
+    """A job that runs."""
+
+    running: Running
+    port: int
+    """Of its coordinator's page."""
+    state: dict[str, str]
+    """By which `gradlane status` finds it and no other."""
+
+
 @pytest.fixture(scope="module")
-def job() -> Iterator[tuple[Running, int]]:
+def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
     """A job of three workers and two servers, of which one is late, and the port of its coordinator."""
+    state = {"GRADLANE_STATE_DIR": str(tmp_path_factory.mktemp("state"))}
     port = free_port()
-    # Only the coordinator shows itself: no other port is needed.
-    settings = ["--metrics-bind", f"127.0.0.1:{port}", "-o", "job=night<1>"]
-    command = [sys.executable, "-m", "gradlane", "run", "-n", "3", "-s", "2", *settings, "--"]
-    with Running([*command, sys.executable, "-c", SAY + TRAIN], env=over("quic")) as running:
-        yield running, port
+    # The other processes take the ports that follow it, or go on without if they are taken.
+    shown = ["--metrics-bind", f"127.0.0.1:{port}"]
+    command = [sys.executable, "-m", "gradlane", "run", "-n", "3", "-s", "2", *shown, "--"]
+    with Running([*command, sys.executable, "-c", SAY + TRAIN], env=over("quic") | state) as running:
+        yield Job(running, port, state)
 
 
-def test_the_page_names_the_late_worker_and_needs_nothing_from_elsewhere(job: tuple[Running, int]) -> None:
-    _, port = job
+def test_the_page_names_the_late_worker_and_needs_nothing_from_elsewhere(job: Job) -> None:
+    port = job.port
     text = until(port, "rank 1 late (submit)")
     status, head, _ = ask(port, "/")
     assert status == 200
@@ -66,8 +79,8 @@ def test_the_page_names_the_late_worker_and_needs_nothing_from_elsewhere(job: tu
     assert "<weight>" not in text, "a name is no tag"
 
 
-def test_the_page_says_who_does_not_answer(job: tuple[Running, int]) -> None:
-    running, port = job
+def test_the_page_says_who_does_not_answer(job: Job) -> None:
+    running, port = job.running, job.port
     pids = dict(line.split()[1:] for line in running.output.splitlines() if line.startswith("pid "))
     stopped = int(pids["2"])
     os.kill(stopped, signal.SIGSTOP)
@@ -75,41 +88,48 @@ def test_the_page_says_who_does_not_answer(job: tuple[Running, int]) -> None:
         until(port, "4 of 5 answered; missing: worker 2")
         text = until(port, "layer4.&lt;weight&gt; r")
         assert "for [2]" in text
+        command = [sys.executable, "-m", "gradlane", "status", "--stalled", "--json"]
+        [ended] = run_all([(command, job.state)], timeout=60)
+        assert ended.code == 0, ended.output
+        [waiting] = json.loads(ended.output)["waiting"]
+        assert (waiting["tensor"], waiting["missing"]) == ("layer4.<weight>", [2])
+        assert waiting["waited_ms"] >= 200
     finally:
         os.kill(stopped, signal.SIGCONT)
 
 
-def test_a_request_for_another_host_gets_no_page(job: tuple[Running, int]) -> None:
-    _, port = job
+def test_a_request_for_another_host_gets_no_page(job: Job) -> None:
+    port = job.port
     assert ask(port, "/", Host="evil.example")[0] == 403
 
 
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="needs Chromium")
-def test_a_browser_shows_it_without_an_error_and_asks_nobody_else(job: tuple[Running, int], tmp_path: Path) -> None:
-    _, port = job
+def test_a_browser_shows_it_without_an_error_and_asks_nobody_else(job: Job, tmp_path: Path) -> None:
+    port = job.port
     until(port, "rank 1 late (submit)")
     picture, net_log = tmp_path / "page.png", tmp_path / "net.json"
     quiet = ["--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-quic"]
     as_root = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--enable-logging=stderr"]
     files = [f"--user-data-dir={tmp_path / 'user'}", f"--screenshot={picture}", f"--log-net-log={net_log}"]
+    # What the browser wants of its maker has no address.
+    offline = "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"
     url = f"http://127.0.0.1:{port}/"
-    command = ["chromium", *as_root, *quiet, *files, "--window-size=1200,900", url]
+    command = ["chromium", *as_root, *quiet, offline, *files, "--window-size=1200,900", url]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert ended.returncode == 0, ended.stderr
     assert "CONSOLE" not in ended.stderr, ended.stderr
     width, height = struct.unpack(">II", picture.read_bytes()[16:24])
     assert (width, height) == (1200, 900)
-    events = json.loads(net_log.read_text())["events"]
-    urls = {event["params"]["url"] for event in events if "url" in event.get("params", {})}
-    asked = {url for url in urls if url.startswith(("http:", "https:", "ws:"))}
-    assert asked == {url}, asked
+    requests = [event["params"] for event in json.loads(net_log.read_text())["events"] if "params" in event]
+    assert url in [request.get("url") for request in requests], "the browser has asked for it"
+    by_the_page = [request for request in requests if request.get("initiator", "").startswith(url.rstrip("/"))]
+    assert [request for request in by_the_page if request["url"] != url] == []
 
 
 class Page(HTMLParser):
     """The tags, attributes and words of a page. Fails at a tag that ends and has not begun."""
 
     def __init__(self, text: str) -> None:
-        """Reads all of it."""
         super().__init__()
         self.open: list[str] = []
         self.tags: set[str] = set()
@@ -119,23 +139,19 @@ class Page(HTMLParser):
         self.close()
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """A tag begins."""
         self.tags.add(tag)
         self.attributes += [(name, value or "") for name, value in attrs]
         if tag not in VOID:
             self.open.append(tag)
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """A tag without anything in it."""
         self.tags.add(tag)
         self.attributes += [(name, value or "") for name, value in attrs]
 
     def handle_endtag(self, tag: str) -> None:
-        """A tag ends."""
         assert self.open.pop() == tag
 
     def handle_data(self, data: str) -> None:
-        """A text."""
         self.words += data.split()
 
 

@@ -52,10 +52,10 @@ impl Since<'_> {
         count(self.now)?.checked_sub(count(self.before)?)
     }
 
-    /// How many steps a server has seen. At least one, which may not have ended.
+    /// How many steps a server has seen.
     pub(super) fn steps(&self, server: (Role, u32)) -> u64 {
         let steps = |reading: &Reading| reading.told.get(&server)?.number("steps");
-        steps(self.now).zip(steps(self.before)).map_or(0, |(now, before)| now.saturating_sub(before)).max(1)
+        steps(self.now).zip(steps(self.before)).map_or(0, |(now, before)| now.saturating_sub(before))
     }
 
     /// What holds the links of a worker.

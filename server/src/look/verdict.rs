@@ -89,11 +89,13 @@ impl fmt::Display for Sign {
     }
 }
 
-/// For how long rounds waited for ranks alone in a step, and for servers that were behind.
+/// For how long rounds waited for ranks alone, and for servers that were behind.
 #[derive(Default)]
 pub(super) struct Lateness {
     late: BTreeMap<u32, Late>,
     behind: BTreeMap<u32, u64>,
+    /// Steps in this time, by the server that has seen most.
+    steps: u64,
     /// Rounds of parts that had their sum, on all servers.
     rounds: u64,
 }
@@ -106,11 +108,11 @@ impl Lateness {
     pub(super) fn between(since: &Since<'_>) -> Self {
         let mut lateness = Self::default();
         for server in since.members(Role::Server) {
+            lateness.steps = lateness.steps.max(since.steps(server));
             lateness.rounds += since.count(server, "round_duration_nanoseconds").unwrap_or_default();
             let mut here: BTreeMap<u32, Late> = BTreeMap::new();
             for (labels, late) in since.growth(server, "late_nanoseconds") {
                 let [rank, cause] = labels else { continue };
-                let late = late / since.steps(server);
                 // Of many workers only the worst are told apart.
                 match (rank.parse(), Cause::ALL.into_iter().find(|known| known.name() == cause)) {
                     (_, Some(Cause::Sum)) => *lateness.behind.entry(server.1).or_default() += late,
@@ -123,7 +125,7 @@ impl Lateness {
         lateness
     }
 
-    /// A server has waited for so long in a step. Servers wait at the same time, so the one that waited longest for a rank counts.
+    /// A server has waited for so long. Servers wait at the same time, so the one that waited longest for a rank counts.
     fn add(&mut self, here: BTreeMap<u32, Late>) {
         for (rank, late) in here {
             let longest = self.late.entry(rank).or_default();
@@ -138,7 +140,12 @@ impl Lateness {
         let late = self.late.get(&rank).copied().unwrap_or_default();
         let cause = Cause::ALL.into_iter().max_by_key(|cause| late[*cause as usize]);
         let all: u64 = late.iter().sum();
-        (self.rounds > 0).then(|| (Duration::from_nanos(all), cause.filter(|_| all > 0)))
+        (self.rounds > 0).then(|| (self.in_a_step(all), cause.filter(|_| all > 0)))
+    }
+
+    /// So much of all that, in a step on average. There was at least one step, which may not have ended.
+    fn in_a_step(&self, nanoseconds: u64) -> Duration {
+        Duration::from_nanos(nanoseconds / self.steps.max(1))
     }
 
     /// The worker that was missing longest.
@@ -149,7 +156,7 @@ impl Lateness {
 
     /// The server that was behind longest.
     fn most_behind(&self) -> Option<(Duration, u32)> {
-        self.behind.iter().map(|(server, behind)| (Duration::from_nanos(*behind), *server)).max()
+        self.behind.iter().map(|(server, behind)| (self.in_a_step(*behind), *server)).max()
     }
 }
 

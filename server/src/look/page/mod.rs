@@ -6,7 +6,7 @@
 //! | `spark` | small drawings of the last minutes |
 //!
 //! Names come from processes and users, so each goes through [`html::text`], which escapes and shortens it. Rows are bounded too, so that the
-//! page has at most [`BYTES_MAX`] bytes, whatever the job has.
+//! page has at most 64 KiB, whatever the job has.
 
 mod html;
 mod spark;
@@ -200,9 +200,6 @@ fn age(ago: Duration) -> String {
     }
 }
 
-/// The most bytes that a page has.
-#[cfg(test)]
-const BYTES_MAX: usize = 64 << 10;
 /// The most rows of a table.
 const ROWS: usize = 32;
 /// The most tensors that wait.
