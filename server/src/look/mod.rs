@@ -279,7 +279,7 @@ impl Since<'_> {
             }
             let rounds = |reading: &Reading| match reading.told.get(member)?.value("round_duration_nanoseconds") {
                 Some(Value::Histogram(rounds)) => Some(rounds.count()),
-                Some(Value::Plain(_) | Value::Family(_)) | None => None,
+                Some(Value::Plain(_) | Value::Family(_) | Value::Histograms(_)) | None => None,
             };
             if let (Some(before), Some(now)) = (rounds(self.before), rounds(self.now)) {
                 lateness.rounds += now.saturating_sub(before);
