@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
+use std::time::Duration;
 
 use gradlane_core::metrics::{
     CoordinatorMetrics, ExporterMetrics, LinkReading, ServerMetrics, WorkerMetrics, prometheus,
@@ -57,6 +58,11 @@ fn shown() -> BTreeMap<String, BTreeSet<String>> {
     let worker = WorkerMetrics::default();
     let reading = LinkReading { limited_nanoseconds: [1; LinkLimit::ALL.len()], ..LinkReading::default() };
     worker.link(ServerId(0)).read(&LinkReading::default(), &reading);
+    let push = (5, "PUSH");
+    worker.stage_times().began(push, Duration::ZERO, Duration::ZERO);
+    worker.stage_times().ended(push, Duration::ZERO);
+    worker.codec_raw_bytes.add((2, "fp16"), 4);
+    worker.codec_wire_bytes.add((2, "fp16"), 2);
     let text = prometheus(&[
         worker.instance(0).of_member(&Role::Worker.to_string(), 0),
         server.instance(0).of_member(&Role::Server.to_string(), 0),

@@ -108,9 +108,10 @@ impl Unfinished {
 }
 
 impl State {
-    /// `metrics` count the memory of residuals, and tell whether parts wait for credit.
+    /// `metrics` count the memory of residuals and the time of stages, and tell whether parts wait for credit.
     pub(super) fn new(mut worker: Worker, metrics: &Metrics, flight: Arc<Flight>) -> Self {
         worker.set_timeline(flight.recorder.is_on());
+        worker.count_in(metrics.stage_times());
         Self {
             worker,
             loans: Loans::default(),

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::cells::{ByCause, ByLimit, ByServer, Cell, Durations, Indexed, NowByServer};
 use super::instance::{Instance, Value};
+use super::named::{ByName, StageDurations, StageWaits};
 
 /// A row of the table.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -276,6 +277,15 @@ metrics! {
     cells {
         /// Time from the submission of an operation to its end. In Python, this is the sum, and `push_pull_duration_count` counts the operations.
         push_pull_duration_nanoseconds: Histogram of Nanoseconds in Durations;
+        /// How long a stage of a part took, from the queue to its end. PULL takes until the sum is there.
+        stage_duration_nanoseconds: Histogram of Nanoseconds by "stage" in StageDurations;
+        /// Time that parts waited in the queue of a stage, added over the parts: `credit` while nothing was taken because the credit was used up,
+        /// else `queue`, which includes the wait for the round before and for a connection.
+        stage_wait_nanoseconds: Counter of Nanoseconds by "stage" "reason" in StageWaits;
+        /// Bytes of contributions and sums that travelled under a codec, in their own element type.
+        codec_raw_bytes: Counter of Bytes by "codec" in ByName;
+        /// The bytes that travelled for them.
+        codec_wire_bytes: Counter of Bytes by "codec" in ByName;
         /// Connections made to a server, again after a loss included.
         link_connects: Counter of Count by "server" in ByServer;
         /// Bytes that were sent to a server. Over a network, these are the datagrams of QUIC with headers, acknowledgements and repeats, without

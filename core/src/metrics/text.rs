@@ -46,7 +46,11 @@ fn is_of_process(metric: &Metric) -> bool {
 
 /// Whether nothing is known of a metric.
 fn is_empty(value: &Value) -> bool {
-    matches!(value, Value::Family(numbers) if numbers.is_empty())
+    match value {
+        Value::Family(numbers) => numbers.is_empty(),
+        Value::Histograms(histograms) => histograms.is_empty(),
+        Value::Plain(_) | Value::Histogram(_) => false,
+    }
 }
 
 /// The samples of one metric of one instance, which `of` names.
@@ -54,26 +58,35 @@ fn samples(text: &mut String, metric: &Metric, name: &str, of: &str, value: &Val
     let mut line = |suffix: &str, further: &str, value: String| {
         writeln!(text, "{name}{suffix}{{{of}{further}}} {value}").expect("a String takes all");
     };
+    let with = |labels: &[String]| -> String {
+        metric.labels.iter().zip(labels).map(|(name, value)| format!(",{}", label(name, value))).collect()
+    };
     match value {
         Value::Plain(value) => line("", "", number(metric.unit, *value)),
         Value::Family(numbers) => {
             for (labels, value) in numbers {
-                let labels = metric.labels.iter().zip(labels).map(|(name, value)| format!(",{}", label(name, value)));
-                line("", &labels.collect::<String>(), number(metric.unit, *value));
+                line("", &with(labels), number(metric.unit, *value));
             }
         }
-        Value::Histogram(histogram) => {
-            let mut count = 0_u64;
-            for (bucket, in_bucket) in histogram.buckets.iter().enumerate() {
-                count = count.saturating_add(*in_bucket);
-                let bound =
-                    Histogram::bound(bucket).map_or_else(|| "+Inf".to_owned(), |bound| number(metric.unit, bound));
-                line("_bucket", &format!(",{}", label("le", &bound)), count.to_string());
+        Value::Histogram(histogram) => of_histogram(metric.unit, histogram, "", line),
+        Value::Histograms(histograms) => {
+            for (labels, histogram) in histograms {
+                of_histogram(metric.unit, histogram, &with(labels), &mut line);
             }
-            line("_sum", "", number(metric.unit, histogram.nanoseconds));
-            line("_count", "", count.to_string());
         }
     }
+}
+
+/// The samples of a histogram with these labels: the rest of the name, all labels, the value.
+fn of_histogram(unit: Unit, histogram: &Histogram, labels: &str, mut line: impl FnMut(&str, &str, String)) {
+    let mut count = 0_u64;
+    for (bucket, in_bucket) in histogram.buckets.iter().enumerate() {
+        count = count.saturating_add(*in_bucket);
+        let bound = Histogram::bound(bucket).map_or_else(|| "+Inf".to_owned(), |bound| number(unit, bound));
+        line("_bucket", &format!("{labels},{}", label("le", &bound)), count.to_string());
+    }
+    line("_sum", labels, number(unit, histogram.nanoseconds));
+    line("_count", labels, count.to_string());
 }
 
 /// A value in the base unit of Prometheus.
@@ -217,6 +230,24 @@ gradlane_worker_push_bytes_total{rank=\"1\"} 2
     }
 
     #[test]
+    fn a_histogram_with_labels_has_all_its_samples_for_each_of_them() {
+        let worker = WorkerMetrics::default();
+        worker.stage_times().ended((5, "PUSH"), Duration::from_millis(1));
+        worker.stage_times().ended((6, "PULL"), Duration::from_millis(300));
+        let text = prometheus(&[worker.instance(0)]);
+        let of = |suffix: &str| format!("gradlane_worker_stage_duration_seconds{suffix}\n");
+        for line in [
+            of("_bucket{rank=\"0\",stage=\"PUSH\",le=\"0.001024\"} 1"),
+            of("_bucket{rank=\"0\",stage=\"PULL\",le=\"0.262144\"} 0"),
+            of("_bucket{rank=\"0\",stage=\"PULL\",le=\"+Inf\"} 1"),
+            of("_sum{rank=\"0\",stage=\"PULL\"} 0.3"),
+            of("_count{rank=\"0\",stage=\"PUSH\"} 1"),
+        ] {
+            assert!(text.contains(&line), "{line}: {text}");
+        }
+    }
+
+    #[test]
     fn every_metric_follows_the_rules_of_the_format() {
         let server = ServerMetrics::default();
         server.late_nanoseconds.show(2);
@@ -224,6 +255,10 @@ gradlane_worker_push_bytes_total{rank=\"1\"} 2
         server.lane_busy_nanoseconds.show(1);
         let worker = WorkerMetrics::default();
         worker.link(ServerId(0)).read(&LinkReading::default(), &reading());
+        worker.stage_times().began((5, "PUSH"), Duration::ZERO, Duration::ZERO);
+        worker.stage_times().ended((5, "PUSH"), Duration::from_millis(1));
+        worker.codec_raw_bytes.add((2, "fp16"), 4);
+        worker.codec_wire_bytes.add((2, "fp16"), 2);
         let text = prometheus(&[
             worker.instance(0),
             server.instance(0),

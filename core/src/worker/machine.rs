@@ -17,6 +17,7 @@ use super::team::Team;
 use crate::cluster::{Contact, ContactTerms};
 use crate::config::Bounds;
 use crate::error::{Error, Result};
+use crate::metrics::StageTimes;
 use crate::pipeline::Pipeline;
 use crate::pipeline::registry::{ReadyPart, Registry};
 use crate::sched::{self, GroupId, Scheduler, SchedulerConfig, SideTable, StallDetector, TaskId};
@@ -393,6 +394,11 @@ impl Worker {
         let name = |piece: &Piece| self.registry.name_of(piece.tensor).map(str::to_owned);
         let shared = self.registry.parts().filter(|part| part.pieces.len() > 1);
         shared.map(|part| part.pieces.iter().filter_map(name).collect()).collect()
+    }
+
+    /// Counts in `times` how long stages take, and what parts wait for.
+    pub fn count_in(&mut self, times: StageTimes) {
+        self.scheduler.count_in(times);
     }
 
     /// Sets whether the driver gets [`Command::Finished`].

@@ -47,7 +47,7 @@ impl Since<'_> {
     pub(super) fn count(&self, member: (Role, u32), name: &str) -> Option<u64> {
         let count = |reading: &Reading| match reading.told.get(&member)?.value(name) {
             Some(Value::Histogram(durations)) => Some(durations.count()),
-            Some(Value::Plain(_) | Value::Family(_)) | None => None,
+            Some(Value::Plain(_) | Value::Family(_) | Value::Histograms(_)) | None => None,
         };
         count(self.now)?.checked_sub(count(self.before)?)
     }
