@@ -147,7 +147,7 @@ impl Engine {
             MembershipOptions { member, coordinator: options.coordinator, credentials: options.credentials },
             clock,
             Some(Arc::clone(&shared.probe) as _),
-            move || reporter.upgrade().map(|shared| shared.look(|state| state.worker.progress())).unwrap_or_default(),
+            move || reporter.upgrade().map(|shared| shared.tell_progress()).unwrap_or_default(),
             None,
             move |event| {
                 if let Some(shared) = listener.upgrade() {

@@ -28,7 +28,7 @@ use crate::runtime::exporter::Standing;
 use crate::runtime::{Clock, Membership, Timer};
 use crate::transport::Transport;
 use crate::types::Time;
-use crate::wire::frame::Hold;
+use crate::wire::frame::{self, Hold};
 use crate::worker::{Liveness, Worker};
 
 /// Changes what the log of this process lets through, to a filter like that of the setting `log`.
@@ -184,6 +184,13 @@ impl Shared {
     /// Reads the state, also after a panic.
     pub(super) fn look<T>(&self, read: impl FnOnce(&State) -> T) -> T {
         read(&self.state())
+    }
+
+    /// What each heartbeat tells the coordinator. Counts the rounds for the metrics, which nobody asks more often.
+    pub(super) fn tell_progress(&self) -> frame::Progress {
+        let (progress, rounds) = self.look(|state| (state.worker.progress(), state.worker.rounds()));
+        Metrics::set(&self.metrics.rounds, rounds);
+        progress
     }
 
     /// Whether the engine works at the submissions with these ids. Does not wait for any other thread: if one keeps the lock, it is stuck.

@@ -269,6 +269,8 @@ metrics! {
         process_start_time_nanoseconds: Gauge of Nanoseconds;
         /// Time in which threads of its process could have run and waited for a core, added over the threads.
         run_delay_nanoseconds: Counter of Nanoseconds;
+        /// Rounds of the tensor that was reduced most often: the training steps, where each reduces it once. Counted at each heartbeat.
+        rounds: Gauge of Count;
     }
     computed {
         /// Operations that have not ended.

@@ -338,6 +338,11 @@ impl Worker {
         self.outstanding.progress()
     }
 
+    /// How many rounds the tensor with the most has begun.
+    pub fn rounds(&self) -> u64 {
+        self.outstanding.rounds()
+    }
+
     /// The part of a task, with the submissions that it serves.
     pub fn part(&self, task: TaskId) -> &ReadyPart {
         &self.record(task).part
