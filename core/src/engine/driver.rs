@@ -232,6 +232,11 @@ impl Engine {
         let _ = self.shared.change_log.set(change);
     }
 
+    /// What this worker did last, as it is dumped.
+    pub fn flight(&self) -> &Arc<Flight> {
+        &self.shared.flight
+    }
+
     /// Counters since the start.
     pub fn metrics(&self) -> &Metrics {
         &self.shared.metrics

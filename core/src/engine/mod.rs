@@ -83,7 +83,7 @@ pub use batch::{Batch, BatchSubmission, Member};
 pub use boundary::Step;
 pub use driver::{Engine, EngineOptions};
 pub use feedback::FeedbackState;
-pub use flight::DIRECTORY as FLIGHT_DIRECTORY;
+pub use flight::{DIRECTORY as FLIGHT_DIRECTORY, Flight, STACKS_SUFFIX, SUFFIX as FLIGHT_SUFFIX, Stacks};
 pub use followed::Followed;
 pub use handle::Handle;
 pub use local::reduce_alone;

@@ -36,7 +36,7 @@ fn dump_recorder(shared: &Arc<Shared>, number: u64, directory: String) {
     let there = Arc::clone(shared);
     let dump = move || {
         let dumped =
-            there.dumps.place(&directory).and_then(|place| there.flight.dump(&place, "an operator asked for it"));
+            there.dumps.place(&directory).and_then(|place| there.flight.dump(&place, "an operator asked for it", None));
         let outcome = dumped.map(|path| ControlAnswer::Dumped { files: vec![path.display().to_string()] });
         there.tell(|membership| membership.reporter().report_commanded(number, outcome));
     };
