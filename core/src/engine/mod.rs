@@ -59,6 +59,7 @@ mod follow;
 
 mod arrivals;
 mod orders;
+mod recording;
 
 mod events;
 
@@ -94,4 +95,4 @@ pub use recorder::FORM as FLIGHT_FORM;
 pub use rows::{RowCounts, RowsHandle, RowsUse};
 pub use scans::{Pages, Scan};
 pub use shared::ChangeLog;
-pub use trace::{Thread, Timeline};
+pub use trace::{Thread, Timeline, Window};

@@ -34,6 +34,7 @@ mod screen;
 mod settings;
 mod status;
 mod status_printer;
+mod timelines;
 mod token;
 mod top;
 
