@@ -161,7 +161,7 @@ knobs! {
         state_dir: Optional<Path> = "~/.gradlane";
         /// The directory below which checkpoints are saved and found, shared by the coordinator and all servers; the one in which they run where none is given. Workers name paths below it.
         checkpoint_dir: Optional<Path> = "";
-        /// The directory below which a worker writes what `gradlane ctl dump` asks for; the one in which it runs where none is given. If it is given, a worker that fails dumps its flight recorder in the directory `flight` below it.
+        /// The directory below which a worker writes what `gradlane ctl dump` asks for, and each member what `gradlane ctl timeline` asks for; the one in which it runs where none is given. If it is given, a worker that fails dumps its flight recorder in the directory `flight` below it.
         dump_dir: Optional<Path> = "";
         /// How long the certificate of a process is good; renewed at two thirds of it while the process runs. Set it at the coordinator.
         certificate_lifetime: TimeSpan = "24 h" in "2 s" to "720 h";
@@ -298,6 +298,10 @@ knobs! {
         log: LogFilter = "warn", alias "BYTEPS_LOG_LEVEL";
         /// Timeline of a worker or a server in Chrome's trace format: a file name that ends in .json, before which the rank is put, or a folder; none if absent.
         timeline: Optional<Path> = "", alias "BYTEPS_TRACE_DIR";
+        /// First step of a timeline; 0 for the begin. A step is the highest round of a tensor so far.
+        timeline_from_step: Count = "0" in "0" to "1000000000";
+        /// Number of steps of a timeline; 0 for all.
+        timeline_steps: Count = "0" in "0" to "1000000000";
         /// Size at which a timeline ends.
         timeline_bytes_max: Bytes = "256 MiB" in "64 KiB" to "64 GiB";
         /// Events that the flight recorder of a worker keeps, beside a quarter as many open operations: 96 bytes of memory an event in all. 0 records nothing.

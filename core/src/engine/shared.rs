@@ -16,6 +16,7 @@ use super::milestones::Milestones;
 use super::probe::Probe;
 use super::state::{Effect, State};
 use super::step_gate::StepGate;
+use super::trace::Timeline;
 use super::wire::Wire;
 use crate::cluster::Steps;
 use crate::config::{Checksum, NanCheck};
@@ -66,6 +67,8 @@ pub(super) struct Shared {
     pub(super) dumps: Dumps,
     /// What this worker did last.
     pub(super) flight: Arc<Flight>,
+    /// Set right after the start, because it needs the clock of the job.
+    pub(super) timeline: OnceLock<Arc<Timeline>>,
     /// How an operator changes the log of this process, if the engine's owner says so.
     pub(super) change_log: OnceLock<ChangeLog>,
     dispatch: Arc<dyn Dispatch>,
@@ -119,6 +122,7 @@ impl Shared {
             state: Mutex::new(State::new(worker, &metrics, Arc::clone(&flight))),
             metrics,
             flight,
+            timeline: OnceLock::new(),
             change_log: OnceLock::new(),
             dispatch,
             #[cfg(feature = "testing")]

@@ -13,7 +13,7 @@ use super::metrics::Metrics;
 use super::payload::Payload;
 use super::recorder::{Operation, Subject as Recorded};
 use super::residuals::Residuals;
-use super::trace::{Subject, TaskTrace, Timeline};
+use super::trace::{Subject, TaskTrace, Timeline, Window};
 use crate::cuda::{Mark, Marks};
 use crate::error::{Error, Result};
 use crate::mem::Region;
@@ -36,6 +36,8 @@ pub(super) struct State {
     armed: Option<Time>,
     /// Present while a timeline is recorded.
     pub(super) trace: Option<TaskTrace>,
+    /// The highest round of a sum that has begun: the step of this worker.
+    pub(super) step: Option<Round>,
     flight: Arc<Flight>,
     /// Tells others whether parts wait for credit.
     starved: Arc<AtomicU64>,
@@ -123,6 +125,7 @@ impl State {
             waiters: BTreeMap::new(),
             armed: None,
             trace: None,
+            step: None,
             flight,
             closed: false,
             effects: Vec::new(),
@@ -168,6 +171,7 @@ impl State {
                     self.payloads.remove(task);
                     if let Some(trace) = &mut self.trace {
                         trace.released(task);
+                        self.end_trace();
                     }
                     continue;
                 }
@@ -261,14 +265,22 @@ impl State {
         self.worker.handle_timeout(now);
     }
 
-    /// Records all tasks on `timeline` from now on, or none any more.
-    pub(super) fn trace(&mut self, now: Time, timeline: Option<Arc<Timeline>>) {
-        self.trace = timeline.map(TaskTrace::new);
+    /// Records all tasks on a timeline from now on, in the steps of a window, or none any more.
+    pub(super) fn trace(&mut self, now: Time, timeline: Option<(Arc<Timeline>, Window)>) {
+        self.trace = timeline.map(|(timeline, window)| TaskTrace::new(timeline, window));
         self.worker.set_timeline(self.trace.is_some() || self.flight.recorder.is_on());
         if let Some(trace) = &mut self.trace {
             for task in self.worker.tasks() {
                 trace.found(now, task, subject(&self.worker, task), || self.worker.names(task));
             }
+        }
+    }
+
+    /// Ends the timeline if all its steps are over.
+    fn end_trace(&mut self) {
+        if self.trace.as_ref().is_some_and(TaskTrace::ends) {
+            self.trace = None;
+            self.worker.set_timeline(self.flight.recorder.is_on());
         }
     }
 
@@ -317,8 +329,13 @@ impl State {
             }
             Load::Pieces => {
                 self.flight.recorder.queued(now, recorded(&self.worker, task));
+                let part = self.worker.part(task);
+                let round = matches!(part.demand, Demand::Reduce { .. }).then_some(part.round);
+                self.step = self.step.max(round);
                 if let Some(trace) = &mut self.trace {
+                    round.into_iter().for_each(|round| trace.begins(round));
                     trace.submitted(now, task, subject(&self.worker, task), || self.worker.names(task));
+                    self.end_trace();
                 }
                 let mut of: Option<(u64, &[(Memory, Memory)])> = None;
                 let memory = self.worker.pieces(task).map(|piece| {

@@ -8,8 +8,8 @@ use std::time::Duration;
 use gradlane_core::config::Config;
 use gradlane_core::device::Device;
 use gradlane_core::engine::{
-    self, BatchSubmission, FeedbackState, FiniteCheck, Followed, Handle, Member, Metrics, ParameterUse, RowsHandle,
-    RowsUse, Step, Submission, Timeline,
+    self, BatchSubmission, FeedbackState, FiniteCheck, Flight, Followed, Handle, Member, Metrics, ParameterUse,
+    RowsHandle, RowsUse, Step, Submission, Timeline,
 };
 use gradlane_core::mem::Doubt;
 use gradlane_core::metrics::WorkerMetrics;
@@ -275,6 +275,10 @@ impl Place for Alone {
 
     fn companions(&self) -> Vec<Vec<String>> {
         Vec::new()
+    }
+
+    fn flight(&self) -> Option<&Arc<Flight>> {
+        None
     }
 
     fn start_timeline(&self, place: &Path) -> Result<PathBuf> {

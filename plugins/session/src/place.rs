@@ -1,12 +1,14 @@
 //! A process's place in its job: one of several members ([`Engine`]), or the only one ([`Alone`](crate::alone::Alone)).
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use gradlane_core::Result;
 use gradlane_core::device::Device;
 use gradlane_core::engine::{
-    BatchSubmission, Engine, FeedbackState, Handle, ParameterUse, RowsHandle, RowsUse, Step, Submission, Timeline,
+    BatchSubmission, Engine, FeedbackState, Flight, Handle, ParameterUse, RowsHandle, RowsUse, Step, Submission,
+    Timeline,
 };
 use gradlane_core::mem::Doubt;
 use gradlane_core::metrics::WorkerMetrics;
@@ -95,6 +97,9 @@ pub(crate) trait Place: Send + Sync {
     fn hold_feedback(&self, name: &str) -> Result<()>;
 
     fn take_back_feedback(&self, name: &str) -> Result<()>;
+
+    /// What this worker did last; `None` if nothing is recorded.
+    fn flight(&self) -> Option<&Arc<Flight>>;
 
     fn start_timeline(&self, place: &Path) -> Result<PathBuf>;
 
@@ -260,6 +265,10 @@ impl Place for Engine {
 
     fn companions(&self) -> Vec<Vec<String>> {
         self.companions()
+    }
+
+    fn flight(&self) -> Option<&Arc<Flight>> {
+        Some(self.flight())
     }
 
     fn start_timeline(&self, place: &Path) -> Result<PathBuf> {

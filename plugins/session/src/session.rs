@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use gradlane_core::config::Config;
 use gradlane_core::engine::{
-    BatchSubmission, Engine, EngineOptions, FeedbackState, Handle, ParameterUse, RowsHandle, RowsUse, Step, Submission,
-    Timeline,
+    BatchSubmission, Engine, EngineOptions, FeedbackState, Flight, Handle, ParameterUse, RowsHandle, RowsUse, Step,
+    Submission, Timeline,
 };
 use gradlane_core::identity::Credentials;
 use gradlane_core::mem::{Copies, Doubt};
@@ -463,6 +463,11 @@ impl Session {
     /// The timeline, for spans of the caller.
     pub fn timeline(&self) -> &Timeline {
         self.place.timeline()
+    }
+
+    /// What this worker did last, as it is dumped. `None` if this worker is the only one, which nobody holds up.
+    pub fn flight(&self) -> Option<&Arc<Flight>> {
+        self.place.flight()
     }
 
     /// The clock that all members of the job share. `None` if this worker is the only one, which has no coordinator.

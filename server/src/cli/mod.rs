@@ -36,6 +36,7 @@ mod settings;
 mod stalled;
 mod status;
 mod status_printer;
+mod timelines;
 mod token;
 mod top;
 

@@ -279,11 +279,16 @@ impl DataPlane {
         self.guard(|| self.with(|node, _| node.handle_stop()));
     }
 
-    /// Stops listening. The lanes end with the last reference to this plane.
-    pub(crate) fn stop(&self, patience: Duration) {
+    /// Completes the timeline, if one is being recorded.
+    pub(crate) fn stop_timeline(&self) {
         if self.trace.is_on() {
             self.trace.stop(self.clock.now());
         }
+    }
+
+    /// Stops listening. The lanes end with the last reference to this plane.
+    pub(crate) fn stop(&self, patience: Duration) {
+        self.stop_timeline();
         if let Some(listener) = self.listener.get() {
             (listener.stop)(patience);
         }
