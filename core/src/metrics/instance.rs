@@ -93,6 +93,20 @@ impl Instance {
             Some(Value::Family(_) | Value::Histogram(_) | Value::Histograms(_)) | None => None,
         }
     }
+
+    /// The numbers of a metric by their labels; none if it has no labels.
+    pub fn family(&self, name: &str) -> impl Iterator<Item = (&[String], u64)> {
+        let numbers = if let Some(Value::Family(numbers)) = self.value(name) { numbers.as_slice() } else { &[] };
+        numbers.iter().map(|(labels, number)| (labels.as_slice(), *number))
+    }
+
+    /// The value of a metric that is one histogram.
+    pub fn histogram(&self, name: &str) -> Option<&Histogram> {
+        match self.value(name) {
+            Some(Value::Histogram(histogram)) => Some(histogram),
+            Some(Value::Plain(_) | Value::Family(_) | Value::Histograms(_)) | None => None,
+        }
+    }
 }
 
 /// The bound of the first bucket of a histogram, in nanoseconds.

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 
-use gradlane_core::metrics::{Instance, Value};
 use gradlane_core::types::Role;
 
 use super::Reading;
@@ -37,18 +36,15 @@ impl Since<'_> {
         let (Some(before), Some(now)) = (self.before.told.get(&member), self.now.told.get(&member)) else {
             return Vec::new();
         };
-        let before: BTreeMap<&[String], u64> = family(before, name).collect();
-        family(now, name)
+        let before: BTreeMap<&[String], u64> = before.family(name).collect();
+        now.family(name)
             .map(|(labels, now)| (labels, now.saturating_sub(before.get(labels).copied().unwrap_or_default())))
             .collect()
     }
 
     /// How many durations a histogram of a member has counted. `None` if it did not answer both times, or began anew.
     pub(super) fn count(&self, member: (Role, u32), name: &str) -> Option<u64> {
-        let count = |reading: &Reading| match reading.told.get(&member)?.value(name) {
-            Some(Value::Histogram(durations)) => Some(durations.count()),
-            Some(Value::Plain(_) | Value::Family(_) | Value::Histograms(_)) | None => None,
-        };
+        let count = |reading: &Reading| Some(reading.told.get(&member)?.histogram(name)?.count());
         count(self.now)?.checked_sub(count(self.before)?)
     }
 
@@ -63,7 +59,7 @@ impl Since<'_> {
         let [limited, sent, lost] = ["link_limited_nanoseconds", "link_sent_packets", "link_lost_packets"]
             .map(|name| self.growth(member, name));
         let rtt: Vec<_> =
-            self.now.told.get(&member).into_iter().flat_map(|told| family(told, "link_rtt_nanoseconds")).collect();
+            self.now.told.get(&member).into_iter().flat_map(|told| told.family("link_rtt_nanoseconds")).collect();
         Links::of(&limited, &rtt, &sent, &lost)
     }
 
@@ -81,11 +77,6 @@ impl Since<'_> {
         let (labels, count) = last.into_iter().max_by_key(|(_, count)| *count)?;
         if count > 0 { labels.first()?.parse().ok() } else { None }
     }
-}
-
-fn family<'a>(instance: &'a Instance, name: &str) -> impl Iterator<Item = (&'a [String], u64)> + use<'a> {
-    let numbers = if let Some(Value::Family(numbers)) = instance.value(name) { numbers.as_slice() } else { &[] };
-    numbers.iter().map(|(labels, number)| (labels.as_slice(), *number))
 }
 
 /// In a second.

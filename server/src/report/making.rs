@@ -72,10 +72,8 @@ impl Report {
             verdict: look.verdict.to_string(),
             steps: steps(told),
             exposed: look.exposed,
-            push_pull: Times::of(
-                of_role(Role::Worker).filter_map(|of| histogram(of, "push_pull_duration_nanoseconds")),
-            ),
-            round: Times::of(of_role(Role::Server).filter_map(|of| histogram(of, "round_duration_nanoseconds"))),
+            push_pull: Times::of(of_role(Role::Worker).filter_map(|of| of.histogram("push_pull_duration_nanoseconds"))),
+            round: Times::of(of_role(Role::Server).filter_map(|of| of.histogram("round_duration_nanoseconds"))),
             ranks: look.ranks.iter().map(|line| rank(line, told)).collect(),
             servers: look.hosts.iter().map(|line| server((line.index, &line.host), line.lanes, known)).collect(),
             losses: losses.iter().take(LOSSES_MAX).map(|loss| printable(loss)).collect(),
@@ -139,6 +137,9 @@ fn beginning(Told { first, last, .. }: &Told) -> Instance {
         Value::Plain(_) => Value::Plain(0),
         Value::Family(numbers) => Value::Family(numbers.iter().map(|(labels, _)| (labels.clone(), 0)).collect()),
         Value::Histogram(_) => Value::Histogram(Histogram::default()),
+        Value::Histograms(all) => {
+            Value::Histograms(all.iter().map(|(labels, _)| (labels.clone(), Histogram::default())).collect())
+        }
     };
     let values = last.values.iter().map(|(name, value)| {
         let of_process = first.value(name).filter(|_| OF_PROCESS.contains(name));
@@ -169,7 +170,7 @@ fn rank(line: &RankLine, told: &BTreeMap<(Role, u32), Told>) -> Rank {
     let number = |name| told.get(&(Role::Worker, rank))?.last.number(name);
     let mut late_ns = BTreeMap::new();
     for server in told.values() {
-        for (labels, late) in family(&server.last, "late_nanoseconds") {
+        for (labels, late) in server.last.family("late_nanoseconds") {
             if let [of, cause] = labels
                 && *of == rank.to_string()
                 && cause != Cause::Sum.name()
@@ -196,10 +197,10 @@ fn rank(line: &RankLine, told: &BTreeMap<(Role, u32), Told>) -> Rank {
 
 fn server((index, host): (u32, &str), lanes_busy: Option<f64>, known: &Known<'_>) -> Server {
     let instance = known.told.get(&(Role::Server, index)).map(|told| &*told.last);
-    let sums = instance.and_then(|of| histogram(of, "round_duration_nanoseconds")).map_or(0, Histogram::count);
+    let sums = instance.and_then(|of| of.histogram("round_duration_nanoseconds")).map_or(0, Histogram::count);
     let members = known.status.view.members.iter().zip(&known.status.members);
     let is_it = |(member, _): &(&Process, &MemberStatus)| (member.process.role, member.index) == (Role::Server, index);
-    let late = instance.into_iter().flat_map(|of| family(of, "late_nanoseconds"));
+    let late = instance.into_iter().flat_map(|of| of.family("late_nanoseconds"));
     let of_sums = late.filter(|(labels, _)| labels.get(1).is_some_and(|cause| cause == Cause::Sum.name()));
     Server {
         index,
@@ -224,16 +225,4 @@ fn member((member, status): (&Process, &MemberStatus), known: &Known<'_>) -> Mem
         told_before_end_ns: told.map(|told| whole_ns(known.now.since(told.at))),
         metrics: told.map(|told| told.last.pairs().into_iter().collect()).unwrap_or_default(),
     }
-}
-
-fn histogram<'a>(instance: &'a Instance, name: &str) -> Option<&'a Histogram> {
-    match instance.value(name) {
-        Some(Value::Histogram(histogram)) => Some(histogram),
-        Some(Value::Plain(_) | Value::Family(_)) | None => None,
-    }
-}
-
-fn family<'a>(instance: &'a Instance, name: &str) -> impl Iterator<Item = (&'a [String], u64)> + use<'a> {
-    let numbers = if let Some(Value::Family(numbers)) = instance.value(name) { numbers.as_slice() } else { &[] };
-    numbers.iter().map(|(labels, number)| (labels.as_slice(), *number))
 }

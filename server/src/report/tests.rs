@@ -9,7 +9,7 @@ use gradlane_core::metrics::{Instance, ServerMetrics, Value, WorkerMetrics};
 use gradlane_core::types::{
     Cause, Epoch, Incarnation, Member, NodeId, Phase, Process, Role, Round, Time, View, whole_ns,
 };
-use gradlane_core::wire::frame::{Health, MemberStatus, Progress, Status};
+use gradlane_core::wire::frame::{Health, MemberStatus, Progress, Status, Waits};
 
 use super::compare::{Comparison, Scale, Unit, compare};
 use super::files::{Directory, read};
@@ -19,7 +19,7 @@ use super::{Report, Versions};
 #[test]
 fn a_report_says_who_held_the_job_up_and_has_every_number() {
     let report = Job::default().report();
-    assert_eq!(report.verdict, "rank 1 late (submit) 40.0 ms a round");
+    assert_eq!(report.verdict, "rank 1 late (submit) 40.0 ms a step");
     assert_eq!((report.steps, report.duration_ns, report.formation), (100, 10_000_000_000, 1));
     assert_eq!((report.end.how.as_str(), report.end.reason.as_deref()), ("ended", None));
     assert_eq!(report.exposed, Some(0.25));
@@ -50,14 +50,14 @@ fn what_servers_and_processes_count_besides_is_no_delay_of_a_worker() {
     });
     assert_eq!((report.servers[0].behind_ns, report.servers[1].behind_ns), (0, 500_000_000));
     assert!(report.ranks.iter().all(|rank| rank.late_ns.is_empty()), "{:?}", report.ranks);
-    assert_eq!(report.verdict, "server 1 is behind with its additions, 500 ms a round");
+    assert_eq!(report.verdict, "server 1 is behind with its additions, 500 ms a step");
 
     let late = Job::default();
     let before_the_job = late.report_with(|told| {
         let worker = told.get_mut(&(Role::Worker, 1)).unwrap();
         (worker.first, worker.last) = (late.delayed(1, 9_000_000_000), late.delayed(1, 9_000_000_000));
     });
-    assert_eq!(before_the_job.verdict, "rank 1 late (submit) 40.0 ms a round");
+    assert_eq!(before_the_job.verdict, "rank 1 late (submit) 40.0 ms a step");
     let in_the_job = late.report_with(|told| {
         let worker = told.get_mut(&(Role::Worker, 1)).unwrap();
         (worker.first, worker.last) = (late.delayed(1, 0), late.delayed(1, 9_000_000_000));
@@ -78,7 +78,7 @@ fn the_page_is_short_and_the_verdict_is_first() {
     let page = job.report().page();
     let expected = format!(
         "\
-VERDICT rank 1 late (submit) 40.0 ms a round
+VERDICT rank 1 late (submit) 40.0 ms a step
 job night failed after 10.0 s; it began 2026-11-30T16:08:48Z
 reason: {}
 lost worker 1 on n1
@@ -86,7 +86,7 @@ lost worker 1 on n1
 100 steps, 100 ms each; workers waited 25 % of it
 push_pull: 200 operations, mean 3.0 ms, p50 about 2.0 ms, p99 about 4.0 ms
 round: 100 sums of parts, mean 2.0 ms, p50 about 2.0 ms, p99 about 4.0 ms
-rank 1 on n1: late 40.0 ms a round (submit 100 %), waited 25 %, sent 4 KiB, got 4 KiB; told 1.0 s before the end
+rank 1 on n1: late 40.0 ms a step (submit 100 %), waited 25 %, sent 4 KiB, got 4 KiB; told 1.0 s before the end
 rank 0 on n0: waited 25 %, sent 4 KiB, got 4 KiB; told 1.0 s before the end
 server 0 on n0: 100 sums, got 8 KiB, sent 8 KiB, lanes busy 50 %
 coordinator: gradlane 0.1.0, protocol 26, Linux 6.1, 2 x Fast
@@ -285,9 +285,9 @@ fn each_fact_that_differs_is_named() {
     assert_eq!(told(|report| report.losses.push("worker 1".to_owned())), ["losses"]);
     assert_eq!(told(|report| report.settings.clear()), ["setting credit_bytes", "setting role"]);
     assert_eq!(told(|report| report.verdict = "nobody is late".to_owned()), ["verdict"]);
-    assert_eq!(told(|report| report.verdict = "rank 1 late (submit) 7.0 ms a round".to_owned()), Vec::<String>::new());
+    assert_eq!(told(|report| report.verdict = "rank 1 late (submit) 7.0 ms a step".to_owned()), Vec::<String>::new());
     assert_eq!(
-        told(|report| report.verdict = "rank 1 late (submit) 250 ms a round: its data".to_owned()),
+        told(|report| report.verdict = "rank 1 late (submit) 250 ms a step: its data".to_owned()),
         Vec::<String>::new()
     );
     assert_eq!(told(|report| report.silent.push("worker 1".to_owned())), ["members that told nothing"]);
@@ -465,6 +465,7 @@ impl Job {
             },
             imbalance_milli: 1000,
             hold: None,
+            waits: Waits::default(),
         }
     }
 }
