@@ -137,6 +137,7 @@ impl Server {
             },
         )?;
         plane.attach(listener, membership.reporter());
+        plane.probe.usage.joined(membership.job_clock().clone());
         if let Some(place) = config.timeline {
             let clocks = Clocks { own: clock, job: Some(membership.job_clock().clone()) };
             plane.trace.start(Place { place, bytes_max: config.timeline_bytes_max, clocks });
