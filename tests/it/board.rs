@@ -63,10 +63,13 @@ fn shown() -> BTreeMap<String, BTreeSet<String>> {
     worker.stage_times().ended(push, Duration::ZERO);
     worker.codec_raw_bytes.add((2, "fp16"), 4);
     worker.codec_wire_bytes.add((2, "fp16"), 2);
+    [&worker.clock_error_nanoseconds, &server.clock_error_nanoseconds].into_iter().for_each(|cell| cell.set(1));
+    let coordinator = CoordinatorMetrics::default();
+    coordinator.member_last_seen_nanoseconds.set(vec![((Role::Worker, 0), 1)]);
     let text = prometheus(&[
         worker.instance(0).of_member(&Role::Worker.to_string(), 0),
         server.instance(0).of_member(&Role::Server.to_string(), 0),
-        CoordinatorMetrics::default().instance("night"),
+        coordinator.instance("night"),
         ExporterMetrics::default().instance("0"),
     ]);
     let mut shown: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();

@@ -156,6 +156,7 @@ impl Engine {
             },
         )?;
         let job_clock = membership.job_clock().clone();
+        shared.probe.usage.joined(job_clock.clone());
         *locked(&shared.membership) = Some(membership);
         let watched = Arc::downgrade(&shared);
         shared.transport.watch(Arc::new(move |cause| {

@@ -14,7 +14,8 @@ pub(super) struct Probe {
     pub(super) standing: StandingCell,
     /// Its rank, once it has one.
     pub(super) rank: OnceLock<u32>,
-    usage: Usage,
+    /// What its process uses.
+    pub(super) usage: Usage,
 }
 
 impl Probe {

@@ -3,11 +3,11 @@
 use std::array;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use super::instance::{Histogram, Value};
-use crate::types::{Cause, LinkLimit, WorkerSet, whole_ns};
+use crate::types::{Cause, LinkLimit, Role, WorkerSet, whole_ns};
 
 /// What a cell shows.
 pub trait Cell {
@@ -203,6 +203,50 @@ impl Cell for NowByServer {
     }
 }
 
+/// A number that is shown once it is known.
+#[derive(Default, Debug)]
+pub struct Known(OnceLock<AtomicU64>);
+
+impl Known {
+    /// Sets the number.
+    pub fn set(&self, number: u64) {
+        self.0.get_or_init(AtomicU64::default).store(number, Ordering::Relaxed);
+    }
+}
+
+impl Cell for Known {
+    fn value(&self) -> Value {
+        match self.0.get() {
+            Some(number) => Value::Plain(number.load(Ordering::Relaxed)),
+            None => Value::Family(Vec::new()),
+        }
+    }
+}
+
+/// Numbers for each member of a job, all set at once.
+#[derive(Default, Debug)]
+pub struct ByMember(Mutex<Vec<(Vec<String>, u64)>>);
+
+impl ByMember {
+    /// Sets the numbers of members by role and index. Of many members, those with the least numbers are shown.
+    pub fn set(&self, mut numbers: Vec<((Role, u32), u64)>) {
+        if numbers.len() > SHOWN_MAX {
+            numbers.sort_by_key(|(member, number)| (*number, *member));
+            numbers.truncate(WORST);
+            numbers.sort();
+        }
+        let labels = |(role, index): (Role, u32)| vec![role.to_string(), index.to_string()];
+        let numbers = numbers.into_iter().map(|(member, number)| (labels(member), number)).collect();
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = numbers;
+    }
+}
+
+impl Cell for ByMember {
+    fn value(&self) -> Value {
+        Value::Family(self.0.lock().unwrap_or_else(PoisonError::into_inner).clone())
+    }
+}
+
 /// Time for each server and [`LinkLimit`], of servers of which some was counted. All clones are one.
 #[derive(Clone, Default, Debug)]
 pub struct ByLimit(Arc<ByIndex<{ LinkLimit::ALL.len() }>>);
@@ -294,6 +338,25 @@ mod tests {
         let Value::Family(times) = limits.value() else { panic!("a family") };
         assert_eq!(times.len(), LinkLimit::ALL.len(), "of one server");
         assert!(times.contains(&(vec!["1".to_owned(), "cwnd".to_owned()], 9)), "{times:?}");
+    }
+
+    #[test]
+    fn a_number_is_shown_once_it_is_known() {
+        let cell = Known::default();
+        assert_eq!(cell.value(), Value::Family(vec![]));
+        cell.set(0);
+        assert_eq!(cell.value(), Value::Plain(0));
+    }
+
+    #[test]
+    fn of_many_members_those_with_the_least_numbers_are_shown() {
+        let cell = ByMember::default();
+        let label = |role: &str, index: u32| vec![role.to_owned(), index.to_string()];
+        cell.set(vec![((Role::Worker, 1), 5), ((Role::Server, 0), 4)]);
+        assert_eq!(cell.value(), Value::Family(vec![(label("worker", 1), 5), (label("server", 0), 4)]));
+        cell.set((0..300).map(|index| ((Role::Worker, index), u64::from(1000 - index))).collect());
+        let Value::Family(rows) = cell.value() else { panic!("a family") };
+        assert_eq!((rows.len(), &rows[WORST - 1]), (WORST, &(label("worker", 299), 701)));
     }
 
     #[test]

@@ -12,7 +12,7 @@ mod stages;
 mod table;
 mod text;
 
-pub use cells::{ByCause, ByLimit, ByServer, Cell, Durations, Indexed, NowByServer};
+pub use cells::{ByCause, ByLimit, ByMember, ByServer, Cell, Durations, Indexed, Known, NowByServer};
 pub use instance::{Histogram, Instance, Value};
 pub use links::{LinkMeter, LinkReading};
 pub use named::{ByName, StageDurations, StageWaits};

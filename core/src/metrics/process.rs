@@ -2,6 +2,7 @@
 
 use std::sync::atomic::AtomicU64;
 
+use super::cells::Known;
 use super::table::{CoordinatorMetrics, ServerMetrics, WorkerMetrics};
 
 /// The counters and gauges of a process. Each is documented in the [table](super::METRICS).
@@ -19,10 +20,13 @@ pub struct ProcessCells<'a> {
 pub trait OfProcess {
     /// Where they are.
     fn process_cells(&self) -> ProcessCells<'_>;
+
+    /// Where the error of the clock of the job is, and its offset; none of who leads the job.
+    fn clock_cells(&self) -> Option<(&Known, &Known)>;
 }
 
 macro_rules! of_process {
-    ($($set:ident)+) => {$(
+    ($($set:ident: $metrics:ident => $clock:expr;)+) => {$(
         impl OfProcess for $set {
             fn process_cells(&self) -> ProcessCells<'_> {
                 ProcessCells {
@@ -33,7 +37,16 @@ macro_rules! of_process {
                     run_delay_nanoseconds: &self.run_delay_nanoseconds,
                 }
             }
+
+            fn clock_cells(&self) -> Option<(&Known, &Known)> {
+                let $metrics = self;
+                $clock
+            }
         }
     )+};
 }
-of_process! { WorkerMetrics ServerMetrics CoordinatorMetrics }
+of_process! {
+    WorkerMetrics: metrics => Some((&metrics.clock_error_nanoseconds, &metrics.clock_offset_nanoseconds));
+    ServerMetrics: metrics => Some((&metrics.clock_error_nanoseconds, &metrics.clock_offset_nanoseconds));
+    CoordinatorMetrics: _metrics => None;
+}

@@ -5,7 +5,7 @@ use std::fmt::Display;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::cells::{ByCause, ByLimit, ByServer, Cell, Durations, Indexed, NowByServer};
+use super::cells::{ByCause, ByLimit, ByMember, ByServer, Cell, Durations, Indexed, Known, NowByServer};
 use super::instance::{Instance, Value};
 use super::named::{ByName, StageDurations, StageWaits};
 
@@ -279,6 +279,11 @@ metrics! {
     cells {
         /// Time from the submission of an operation to its end. In Python, this is the sum, and `push_pull_duration_count` counts the operations.
         push_pull_duration_nanoseconds: Histogram of Nanoseconds in Durations;
+        /// How wrong the clock of the job may be in this process: half of the delay of the heartbeats that tell it.
+        clock_error_nanoseconds: Gauge of Nanoseconds in Known;
+        /// By how much the wall clock of this host differs from the clock of the job, in either direction. The clock of the job began as the wall
+        /// clock of the coordinator.
+        clock_offset_nanoseconds: Gauge of Nanoseconds in Known;
         /// How long a stage of a part took, from the queue to its end. PULL takes until the sum is there.
         stage_duration_nanoseconds: Histogram of Nanoseconds by "stage" in StageDurations;
         /// Time that parts waited in the queue of a stage, added over the parts: `credit` while nothing was taken because the credit was used up,
@@ -338,6 +343,11 @@ metrics! {
     }
     computed {}
     cells {
+        /// How wrong the clock of the job may be in this process: half of the delay of the heartbeats that tell it.
+        clock_error_nanoseconds: Gauge of Nanoseconds in Known;
+        /// By how much the wall clock of this host differs from the clock of the job, in either direction. The clock of the job began as the wall
+        /// clock of the coordinator.
+        clock_offset_nanoseconds: Gauge of Nanoseconds in Known;
         /// Time from the first byte of a round of a part to its sum.
         round_duration_nanoseconds: Histogram of Nanoseconds in Durations;
         /// Time in which a round had only this worker missing, by what its contribution waited for. Time in which several rounds waited for it counts
@@ -405,7 +415,10 @@ metrics! {
             expected.saturating_sub(metrics.workers_joined() + metrics.servers_joined())
         };
     }
-    cells {}
+    cells {
+        /// When a member last told its metrics, since 1970. Members tell them once a second.
+        member_last_seen_nanoseconds: Gauge of Nanoseconds by "role" "index" in ByMember;
+    }
 
     /// What the exporter of a process counted: the thread that answers these requests.
     "exporter" by "version": ExporterMetrics {

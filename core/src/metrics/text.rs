@@ -163,7 +163,7 @@ mod tests {
 
     use super::*;
     use crate::metrics::{CoordinatorMetrics, ExporterMetrics, LinkReading, ServerMetrics, WorkerMetrics};
-    use crate::types::{Cause, ServerId};
+    use crate::types::{Cause, Role, ServerId};
 
     #[test]
     fn values_stand_below_the_help_and_the_type_of_their_metric() {
@@ -259,11 +259,15 @@ gradlane_worker_push_bytes_total{rank=\"1\"} 2
         worker.stage_times().ended((5, "PUSH"), Duration::from_millis(1));
         worker.codec_raw_bytes.add((2, "fp16"), 4);
         worker.codec_wire_bytes.add((2, "fp16"), 2);
+        [&worker.clock_error_nanoseconds, &worker.clock_offset_nanoseconds].into_iter().for_each(|cell| cell.set(1));
+        [&server.clock_error_nanoseconds, &server.clock_offset_nanoseconds].into_iter().for_each(|cell| cell.set(1));
+        let coordinator = CoordinatorMetrics::default();
+        coordinator.member_last_seen_nanoseconds.set(vec![((Role::Worker, 0), 1)]);
         let text = prometheus(&[
             worker.instance(0),
             server.instance(0),
             WorkerMetrics::default().instance(1),
-            CoordinatorMetrics::default().instance("night"),
+            coordinator.instance("night"),
             ExporterMetrics::default().instance("0.1.0"),
         ]);
         assert!(text.ends_with('\n'));

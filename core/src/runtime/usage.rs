@@ -6,12 +6,13 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
+use std::sync::atomic::Ordering;
+use std::sync::{Mutex, OnceLock};
 use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
 
-use super::Clock;
+use super::{Clock, JobClock};
 use crate::metrics::{OfProcess, ProcessCells};
 use crate::types::{Time, whole_ns};
 
@@ -22,6 +23,8 @@ pub struct Usage {
     proc: PathBuf,
     began_unix: Duration,
     state: Mutex<State>,
+    /// The clock of its job, once there is one.
+    job_clock: OnceLock<JobClock>,
 }
 
 #[derive(Default)]
@@ -41,18 +44,32 @@ impl Usage {
 
     fn at(proc: &Path) -> Self {
         let began_unix = began_unix(proc).unwrap_or_default();
-        Self { clock: Clock::start(), proc: proc.to_owned(), began_unix, state: Mutex::default() }
+        let (clock, proc) = (Clock::start(), proc.to_owned());
+        Self { clock, proc, began_unix, state: Mutex::default(), job_clock: OnceLock::new() }
+    }
+
+    /// From now on it also reads this clock.
+    pub fn joined(&self, job_clock: JobClock) {
+        let _ = self.job_clock.set(job_clock);
     }
 
     /// Brings `metrics` up to date, unless that was done just now. Waits for no lock: while one thread reads, another one leaves it at that.
     pub fn refresh(&self, metrics: &impl OfProcess) {
-        self.refresh_at(self.clock.now(), &metrics.process_cells());
+        if !self.refresh_at(self.clock.now(), &metrics.process_cells()) {
+            return;
+        }
+        let offset = self.job_clock.get().and_then(JobClock::ahead_of_wall);
+        if let (Some(offset), Some((error, difference))) = (offset, metrics.clock_cells()) {
+            error.set(whole_ns(offset.error));
+            difference.set(offset.ns.unsigned_abs());
+        }
     }
 
-    fn refresh_at(&self, now: Time, cells: &ProcessCells<'_>) {
-        let Ok(mut state) = self.state.try_lock() else { return };
+    /// Returns whether it was time to read.
+    fn refresh_at(&self, now: Time, cells: &ProcessCells<'_>) -> bool {
+        let Ok(mut state) = self.state.try_lock() else { return false };
         if state.read_at.is_some_and(|at| now < at + READ_EVERY) {
-            return;
+            return false;
         }
         state.read_at = Some(now);
         let own = self.proc.join("self");
@@ -67,8 +84,9 @@ impl Usage {
             (cells.start_time_nanoseconds, whole_ns(self.began_unix)),
             (cells.run_delay_nanoseconds, state.run_delay_nanoseconds),
         ] {
-            cell.store(value, std::sync::atomic::Ordering::Relaxed);
+            cell.store(value, Ordering::Relaxed);
         }
+        true
     }
 }
 
@@ -126,6 +144,7 @@ const TICKS_A_SECOND: u64 = 100;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cluster::{Exchange, Offsets};
     use crate::metrics::WorkerMetrics;
 
     #[test]
@@ -137,6 +156,27 @@ mod tests {
         assert!(metrics.process_open_fds() > 2);
         let year_2020 = 1_577_836_800_000_000_000;
         assert!(metrics.process_start_time_nanoseconds() > year_2020);
+    }
+
+    #[test]
+    fn the_clock_of_the_job_is_shown_once_it_is_known() {
+        let (clock, metrics) = (Clock::start(), WorkerMetrics::default());
+        let of = |name: &str| metrics.instance(0).number(name);
+        let unknown = Usage::new();
+        unknown.joined(JobClock::new(clock));
+        unknown.refresh(&metrics);
+        assert_eq!((of("clock_error_nanoseconds"), of("clock_offset_nanoseconds")), (None, None));
+
+        let (mut offsets, now) = (Offsets::default(), clock.now());
+        offsets.add(
+            1_000_000,
+            Exchange { sent: now, received: now, answered: now, heard: now + Duration::from_micros(20) },
+        );
+        let known = Usage::new();
+        known.joined(JobClock::known(clock, offsets));
+        known.refresh(&metrics);
+        assert!(of("clock_error_nanoseconds") >= Some(10_000), "half of the delay at least");
+        assert!(of("clock_offset_nanoseconds") > Some(1_577_836_800_000_000_000), "that clock began in 1970");
     }
 
     #[test]

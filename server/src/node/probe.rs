@@ -17,7 +17,8 @@ pub(crate) struct Probe {
     standing: StandingCell,
     /// Its index, once it has one.
     index: OnceLock<u32>,
-    usage: Usage,
+    /// What its process uses.
+    pub(crate) usage: Usage,
 }
 
 impl Probe {

@@ -188,7 +188,7 @@ fn rank(line: &RankLine, told: &BTreeMap<(Role, u32), Told>) -> Rank {
         push_bytes: number("push_bytes"),
         pull_bytes: number("pull_bytes"),
         late_ns,
-        late_in_round_ns: line.late.map(whole_ns),
+        late_in_step_ns: line.late.map(whole_ns),
         limit: line.limit.map(|limit| limit.name().to_owned()),
         rtt_ns: line.rtt.map(whole_ns),
         loss: line.loss,

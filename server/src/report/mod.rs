@@ -93,7 +93,7 @@ pub(crate) struct Rank {
     /// For how long only it was missing, by cause. Without the causes that never were.
     pub(crate) late_ns: BTreeMap<String, u64>,
     /// The same in a round, on average.
-    pub(crate) late_in_round_ns: Option<u64>,
+    pub(crate) late_in_step_ns: Option<u64>,
     /// What held its worst link for most of the time.
     pub(crate) limit: Option<String>,
     /// The longest round trip to a server, at the end.

@@ -50,7 +50,7 @@ impl Report {
             }
         }
         let mut worst: Vec<&Rank> = ranks.iter().collect();
-        worst.sort_by_key(|rank| (Reverse(rank.late_in_round_ns), Reverse(rank.blocked_ns), rank.rank));
+        worst.sort_by_key(|rank| (Reverse(rank.late_in_step_ns), Reverse(rank.blocked_ns), rank.rank));
         for rank in worst.iter().take(LINES_MAX) {
             let _ = writeln!(text, "{}", self.line_of(rank));
         }
@@ -86,11 +86,11 @@ impl Report {
     fn line_of(&self, rank: &Rank) -> String {
         let mut line = format!("rank {} on {}:", rank.rank, rank.host);
         let late: u64 = rank.late_ns.values().sum();
-        if let (Some(in_round), true) = (rank.late_in_round_ns, late > 0) {
+        if let (Some(in_step), true) = (rank.late_in_step_ns, late > 0) {
             let mut causes: Vec<_> = rank.late_ns.iter().collect();
             causes.sort_by_key(|(_, late)| Reverse(**late));
             let causes = causes.into_iter().map(|(cause, of)| format!("{cause} {}", percent(*of as f64 / late as f64)));
-            let _ = write!(line, " late {} a round ({}),", time(in_round), causes.collect::<Vec<_>>().join(", "));
+            let _ = write!(line, " late {} a step ({}),", time(in_step), causes.collect::<Vec<_>>().join(", "));
         }
         match (rank.blocked, rank.push_bytes, rank.pull_bytes) {
             (Some(blocked), Some(push), Some(pull)) => {

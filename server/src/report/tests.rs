@@ -26,7 +26,7 @@ fn a_report_says_who_held_the_job_up_and_has_every_number() {
     assert_eq!((report.push_pull.count, report.push_pull.mean_ns()), (200, Some(3_000_000)));
     assert_eq!((report.round.count, report.round.mean_ns()), (100, Some(2_000_000)));
     let late: BTreeMap<String, u64> = [("submit".to_owned(), 4_000_000_000)].into();
-    assert_eq!((&report.ranks[1].late_ns, report.ranks[1].late_in_round_ns), (&late, Some(40_000_000)));
+    assert_eq!((&report.ranks[1].late_ns, report.ranks[1].late_in_step_ns), (&late, Some(40_000_000)));
     assert_eq!((report.ranks[0].late_ns.len(), report.ranks[0].push_bytes), (0, Some(4096)));
     assert_eq!((report.servers[0].received_bytes, report.servers[0].sums), (Some(8192), 100));
     assert_eq!(report.servers[0].lanes_busy, Some(0.5));

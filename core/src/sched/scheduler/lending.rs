@@ -23,7 +23,8 @@ impl Scheduler {
 
     /// Whether tasks wait because the credit is used up.
     pub fn is_starved(&self) -> bool {
-        self.starvation.goes_on() && Stage::ALL.into_iter().any(|stage| needs_credit(stage) && self.has_ready(stage))
+        let waits = |stage: Stage| needs_credit(stage) && self.queues[stage.index()].has_ready();
+        self.starvation.goes_on() && Stage::ALL.into_iter().any(waits)
     }
 
     /// Draws credit for a task that is taken for a stage that needs it.

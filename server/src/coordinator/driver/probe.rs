@@ -101,6 +101,7 @@ impl Shown for Probe {
 
     fn values(&self) -> Option<Instance> {
         CoordinatorMetrics::set(&self.metrics.members_answered, self.gathered.answered() as u64);
+        self.metrics.member_last_seen_nanoseconds.set(self.gathered.last_seen());
         self.usage.refresh(&self.metrics);
         Some(self.metrics.instance(&self.job))
     }
