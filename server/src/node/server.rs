@@ -138,12 +138,9 @@ impl Server {
             },
         )?;
         plane.attach(listener, membership.reporter());
-<<<<<<< HEAD
         let clocks = Clocks { own: clock, job: Some(membership.job_clock().clone()) };
         plane.trace.equip(Means { bytes_max: config.timeline_bytes_max, clocks });
-=======
         plane.probe.usage.joined(membership.job_clock().clone());
->>>>>>> h-links
         if let Some(place) = config.timeline {
             let window = Window::by_settings(config.timeline_from_step, config.timeline_steps);
             plane.trace.start(Place { place, window });

@@ -189,7 +189,7 @@ fn measured(a: &Report, b: &Report) -> Vec<Difference> {
     for of_a in &a.ranks {
         let Some(of_b) = b.ranks.iter().find(|of_b| of_b.rank == of_a.rank) else { continue };
         let (rank, late_a, late_b) = (of_a.rank, number(of_a.late_in_step_ns), number(of_b.late_in_step_ns));
-        add(format!("rank {rank} late in a round"), (Unit::Nanoseconds, Scale::Step), late_a, late_b);
+        add(format!("rank {rank} late in a step"), (Unit::Nanoseconds, Scale::Step), late_a, late_b);
         add(format!("time that rank {rank} waits"), SHARE, of_a.blocked, of_b.blocked);
         add(format!("packets that rank {rank} loses"), SHARE, of_a.loss, of_b.loss);
     }

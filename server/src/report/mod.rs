@@ -92,7 +92,7 @@ pub(crate) struct Rank {
     pub(crate) pull_bytes: Option<u64>,
     /// For how long only it was missing, by cause. Without the causes that never were.
     pub(crate) late_ns: BTreeMap<String, u64>,
-    /// The same in a round, on average.
+    /// The same in a step, on average.
     pub(crate) late_in_step_ns: Option<u64>,
     /// What held its worst link for most of the time.
     pub(crate) limit: Option<String>,

@@ -232,12 +232,12 @@ fn settings_come_first_and_the_largest_difference_follows() {
     let facts: Vec<_> = comparison.facts.iter().map(|fact| (fact.what.as_str(), fact.b.as_str())).collect();
     assert_eq!(facts, [("setting credit_bytes", "1 MiB (argument)")]);
     let whats: Vec<_> = comparison.differences.iter().map(|difference| difference.what.as_str()).collect();
-    assert_eq!(whats, ["rank 1 late in a round", "a step"]);
+    assert_eq!(whats, ["rank 1 late in a step", "a step"]);
     let first = &comparison.differences[0];
     assert!(first.scale == Scale::Step && (first.change - 0.3).abs() < 1e-9, "30 ms of a step of 100 ms: {first:?}");
     let text = comparison.text();
     assert!(text.contains("setting credit_bytes: 8 MiB (argument) -> 1 MiB (argument)\n"), "{text}");
-    assert!(text.contains("\nrank 1 late in a round: 40.0 ms -> 70.0 ms (+30 % of a step)\n"), "{text}");
+    assert!(text.contains("\nrank 1 late in a step: 40.0 ms -> 70.0 ms (+30 % of a step)\n"), "{text}");
     assert!(text.contains("\na step: 100 ms -> 110 ms (+10 %)\n"), "{text}");
 }
 
@@ -248,8 +248,8 @@ fn small_differences_and_short_runs_are_noise() {
     let b = Job { late: Duration::from_millis(44), ..Job::default() }.report();
     let comparison = compare(&a, &b);
     assert_eq!(comparison.differences, []);
-    assert_eq!(comparison.noise[0].what, "rank 1 late in a round");
-    assert!(comparison.text().contains("below 5 %, which is noise:\n  rank 1 late in a round: 40.0 ms -> 44.0 ms"));
+    assert_eq!(comparison.noise[0].what, "rank 1 late in a step");
+    assert!(comparison.text().contains("below 5 %, which is noise:\n  rank 1 late in a step: 40.0 ms -> 44.0 ms"));
 
     let short = Job { steps: 9, late: Duration::from_millis(90), ..Job::default() }.report();
     let comparison = compare(&a, &short);
