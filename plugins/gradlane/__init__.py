@@ -12,7 +12,7 @@ This module works with any buffer and imports no framework; `gradlane.torch` off
 
 from __future__ import annotations
 
-from gradlane import checkpoint, elastic, modes, parameters, rules, timeline
+from gradlane import _stacks, checkpoint, elastic, modes, parameters, rules, timeline
 from gradlane._collectives import (
     all_gather,
     all_gather_async,

@@ -137,6 +137,26 @@ _Checkpointed = tuple[int, str, int, int, int, list[tuple[int, int]], str]
 """The number, the directory, the tensors, the bytes, the files, the steps of the clocks by key, and the notes."""
 
 @final
+class Stacks:
+    """Brings the stacks of Python's threads into the dumps of a session's flight recorder."""
+
+    @staticmethod
+    def of(session: Session) -> Stacks | None:
+        """None if the session records nothing."""
+    @property
+    def requests(self) -> int:
+        """The file descriptor with a byte `?` for each request, and another byte after `close`."""
+    @property
+    def signals(self) -> int | None:
+        """The file descriptor to which a signal's handler writes; None if a signal is to dump nothing."""
+    def answer(self, text: bytes) -> None:
+        """Answers a request."""
+    @staticmethod
+    def warn(why: str) -> None:
+        """Writes to the log that SIGUSR1 dumps nothing, and why."""
+    def close(self) -> None:
+        """Ends both; the handler must not write any more."""
+
 class Session:
     """This process' membership in a job."""
 
@@ -437,6 +457,9 @@ def copy_seconds(
 
 def names_table() -> _Names:
     """The names of element types, with the bytes of one element, of reductions, of uses of parameters and of codecs."""
+
+def count_data_wait(session: Session, nanoseconds: int) -> None:
+    """The training has waited for its data for so long; does nothing in a forked child."""
 
 def metrics_table() -> list[_MetricRow]:
     """What workers and servers count about themselves."""

@@ -6,13 +6,13 @@ import bisect
 import itertools
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 from gradlane._timeline_clock import Clock, Times
-from gradlane._timeline_sums import Placed, connect
+from gradlane._timeline_sums import Member, Placed, connect
 from gradlane.errors import InvalidArgumentError
 from gradlane.timeline import Merged
 
@@ -31,6 +31,13 @@ class Timeline:
     def __init__(self, path: Path, events: list[Event]) -> None:
         self.path = path
         self.events = events
+        self.machine = ""
+        """The name of its machine, once clocks are set: no other machine has it."""
+
+    @property
+    def title(self) -> str:
+        """A name of the file for people."""
+        return self.path.stem
 
     def place(self, ns: int, length: int) -> Times:
         """What began `ns` nanoseconds after the file's zero, and took `length`."""
@@ -68,6 +75,10 @@ class Own(Timeline):
         self._by_wall = sorted(self.readings, key=lambda reading: reading.unix_ns)
         self._walls = [reading.unix_ns for reading in self._by_wall]
         self.clock: Clock | None = None
+
+    @property
+    def title(self) -> str:
+        return self.member.replace(" ", "-")
 
     def place(self, ns: int, length: int) -> Times:
         assert self.clock is not None, "clocks are set before events are placed"
@@ -111,12 +122,17 @@ class Other(Timeline):
 
 
 def set_clocks(owns: list[Own]) -> list[Own]:
-    """Gives each file the clock of its machine, and returns those that are placed by their wall clocks."""
+    """Gives each file the clock of its machine and its name, and returns those that are placed by their wall clocks."""
     machines: dict[object, list[Own]] = {}
     for own in owns:
         machines.setdefault(own.monotonic, []).append(own)
     by_wall: list[Own] = []
+    named: set[str] = set()
     for files in machines.values():
+        # Hosts may have the same name, such as containers.
+        name = _free_name(str(files[0].host or "machine"), named)
+        for file in files:
+            file.machine = name
         # All files of a machine have one, so that what happened there keeps its order to the nanosecond.
         readings = [
             (file.zero + reading.at_ns, reading.job_ns - reading.at_ns - file.zero, reading.error_ns)
@@ -159,36 +175,61 @@ def read(path: Path) -> Timeline:
     return Other(path, events, base_ns, about.get("host_name"))
 
 
-def merge(files: list[Timeline]) -> tuple[list[Event], Merged]:
-    """All events on one clock, under distinct processes. The first one says when the clock began."""
+@dataclass(frozen=True)
+class Picture:
+    """Several files on one clock."""
+
+    events: list[Event]
+    """All of them, with arrows. The first one says when the clock began, and how good the picture is."""
+    files: list[tuple[Timeline, list[tuple[Times | None, Event]]]]
+    """The events of each file, without arrows, with their times on that clock."""
+    merged: Merged
+
+
+def merge(files: list[Timeline]) -> Picture:
+    """All events on one clock, under distinct processes."""
     owns = [file for file in files if isinstance(file, Own)]
     others = [file for file in files if isinstance(file, Other)]
     by_wall: list[Timeline] = [*set_clocks(owns)]
+    named = {own.machine for own in owns}
     for other in others:
         other.find_beside(owns)
+        if other.beside is None:
+            other.machine = str(other.host or _free_name("machine", named))
+        else:
+            other.machine = other.beside.machine
         if other.beside is None or other.beside in by_wall:
             by_wall.append(other)
     taken: set[object] = set()
     placed: list[tuple[Times | None, Event]] = []
     of_members: list[Placed] = []
+    of_files: list[tuple[Timeline, list[tuple[Times | None, Event]]]] = []
     # First, because the processes of others get other numbers.
     for number, file in enumerate([*owns, *others]):
         of_file = list(_place(file, _distinct(file.events, taken), arrows=number << 40))
         if isinstance(file, Own):
-            of_members += [Placed(times, event, file.member) for times, event in of_file]
+            member = Member(file.member, file.machine, knows=file not in by_wall)
+            of_members += [Placed(times, event, member) for times, event in of_file]
+        of_files.append((file, of_file))
         placed += of_file
-    arrows, violations = connect(of_members)
+    arrows, violations, pairs = connect(of_members)
     placed += [(Times(ns, ns, 0), event) for ns, event in arrows]
     all_times = [times for times, _ in placed if times is not None]
     begins = min((times.start_ns for times in all_times), default=0)
     error = None if by_wall else max((times.error_ns for times in all_times), default=0) / 1e9
-    about = {"version": VERSION, "base_unix_ns": begins, "error_s": error}
-    merged: list[Event] = [{"ph": "M", "pid": 0, "name": HEAD, "args": about}]
-    for times, event in placed:
-        if times is not None:
-            event["ts"] = (times.start_ns - begins) / 1000
-        merged.append(event)
-    return merged, Merged(error, tuple(file.path for file in by_wall), tuple(violations))
+    merged = Merged(error, tuple(file.path for file in by_wall), tuple(violations), tuple(pairs))
+    about = {"version": VERSION, "base_unix_ns": begins, "error_s": error, "pairs": [asdict(pair) for pair in pairs]}
+    events: list[Event] = [{"ph": "M", "pid": 0, "name": HEAD, "args": about}]
+    events += [event if times is None else event | {"ts": (times.start_ns - begins) / 1000} for times, event in placed]
+    return Picture(events, of_files, merged)
+
+
+def _free_name(name: str, taken: set[str]) -> str:
+    """This name, or with a number if it is in `taken`, to which it is added."""
+    names = itertools.chain([name], (f"{name} ({number})" for number in itertools.count(2)))
+    free = next(name for name in names if name not in taken)
+    taken.add(free)
+    return free
 
 
 def _place(file: Timeline, numbers: dict[object, object], *, arrows: int) -> Iterator[tuple[Times | None, Event]]:
@@ -208,8 +249,10 @@ def _place(file: Timeline, numbers: dict[object, object], *, arrows: int) -> Ite
         if "pid" in event:
             moved["pid"] = numbers[_process(event)]
         # Arrows between events: the numbers of two programs mean different arrows.
-        if isinstance(file, Other) and "id" in event:
-            moved["id"] = event["id"] + arrows if isinstance(event["id"], int) else f"{arrows >> 40}:{event['id']}"
+        for name in ("id", "bind_id"):
+            if isinstance(file, Other) and name in event:
+                id = event[name]
+                moved[name] = id + arrows if isinstance(id, int) else f"{arrows >> 40}:{id}"
         yield times, moved
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from gradlane._timeline_clock import Times
-from gradlane.timeline import Violation
+from gradlane.timeline import Pair, Violation
 
 Event = dict[str, Any]
 Key = tuple[str, int, int]
@@ -17,13 +18,27 @@ VIOLATIONS_MAX = 100
 
 
 @dataclass(frozen=True)
+class Member:
+    """Whose file an event is from."""
+
+    name: str
+    """Such as `worker 3`."""
+    machine: str
+    knows: bool
+    """Whether its file knows the clock of all, and how wrong it may be."""
+
+
+@dataclass(frozen=True)
 class Placed:
     """An event, and its times on the clock of all. What describes a row or a process has none."""
 
     times: Times | None
     event: Event
-    member: str
-    """Whose file it is from, such as `worker 3`."""
+    of: Member
+
+    @property
+    def member(self) -> str:
+        return self.of.name
 
     @property
     def start_ns(self) -> int:
@@ -72,8 +87,8 @@ class _Sum:
             self.pulls[placed.member] = placed
 
 
-def connect(placed: Iterable[Placed]) -> tuple[list[tuple[int, Event]], list[Violation]]:
-    """Arrows from each PUSH to its SUM and from each SEND to its PULL, and the worst violations of causality.
+def connect(placed: Iterable[Placed]) -> tuple[list[tuple[int, Event]], list[Violation], list[Pair]]:
+    """Arrows from each PUSH to its SUM and from each SEND to its PULL, and the violations of causality: the worst, and counts.
 
     Names the rows of servers by the tensors, which only workers know.
     """
@@ -94,12 +109,11 @@ def connect(placed: Iterable[Placed]) -> tuple[list[tuple[int, Event]], list[Vio
         if name := names.get((args.get("key"), args.get("part"))):
             args["name"] = f"{name}{args['what']}"
     arrows: list[tuple[int, Event]] = []
-    violations: list[Violation] = []
+    orders = [order for sum in sums.values() for order in _orders(sum)]
     for sum in sums.values():
         _connect(sum, arrows)
-        violations += _violations(sum)
-    violations.sort(key=lambda violation: -violation.seconds)
-    return arrows, violations[:VIOLATIONS_MAX]
+    worst = heapq.nlargest(VIOLATIONS_MAX, (order for order in orders if order.is_wrong), key=lambda order: order.wrong_ns)
+    return arrows, [order.violation() for order in worst], _pairs(orders)
 
 
 def _connect(sum: _Sum, arrows: list[tuple[int, Event]]) -> None:
@@ -123,21 +137,61 @@ def _arrow(arrows: list[tuple[int, Event]], name: str, start: tuple[int, Event],
         arrows.append((ns, {**phase, **about, "pid": event["pid"], "tid": event["tid"]}))
 
 
-def _violations(sum: _Sum) -> Iterable[Violation]:
+@dataclass(frozen=True)
+class _Order:
+    """Two events of which the cause cannot come after the effect: one of a worker, and one of a server."""
+
+    of_worker: Placed
+    of_server: Placed
+    wrong_ns: int
+    """How much later the cause came by the clock of all; negative if it came before."""
+    what: str
+    """What it means if the cause came later."""
+
+    @property
+    def error_ns(self) -> int:
+        """How far the clocks of both may be apart. The files of one machine have one clock."""
+        times = self.of_worker.times, self.of_server.times
+        if self.of_worker.of.machine == self.of_server.of.machine or not self.is_known:
+            return 0
+        return sum(time.error_ns for time in times if time is not None)
+
+    @property
+    def is_known(self) -> bool:
+        is_one = self.of_worker.of.machine == self.of_server.of.machine
+        return is_one or (self.of_worker.of.knows and self.of_server.of.knows)
+
+    @property
+    def is_wrong(self) -> bool:
+        return self.wrong_ns > self.error_ns
+
+    def violation(self) -> Violation:
+        args = self.of_worker.event["args"]
+        tensor, part, number = args.get("tensor"), args["part"], args["round"]
+        return Violation(f"tensor {tensor}, part {part}, round {number}: {self.what}", self.wrong_ns / 1e9)
+
+
+def _orders(sum: _Sum) -> Iterable[_Order]:
     for worker, push in sum.pushes.items():
         first = sum.first_bytes.get(worker)
-        if first is not None and first.start_ns < push.start_ns:
+        if first is not None:
             what = f"{first.member} had the first byte of {worker} before its PUSH began"
-            yield _violation(what, push, push.start_ns - first.start_ns)
+            yield _Order(push, first, push.start_ns - first.start_ns, what)
     for (server, name), span in sum.spans.items():
         if name == "SUM":
             for worker, pull in sum.pulls.items():
-                if pull.end_ns < span.end_ns:
-                    what = f"the PULL of {worker} ended before {server} had the whole sum"
-                    yield _violation(what, pull, span.end_ns - pull.end_ns)
+                what = f"the PULL of {worker} ended before {server} had the whole sum"
+                yield _Order(pull, span, span.end_ns - pull.end_ns, what)
 
 
-def _violation(what: str, of_worker: Placed, ns: int) -> Violation:
-    args = of_worker.event["args"]
-    tensor, part, number = args.get("tensor"), args["part"], args["round"]
-    return Violation(f"tensor {tensor}, part {part}, round {number}: {what}", ns / 1e9)
+def _pairs(orders: Iterable[_Order]) -> list[Pair]:
+    """Counts for each two machines, the worst first."""
+    by_machines: dict[tuple[str, str], list[_Order]] = {}
+    for order in orders:
+        by_machines.setdefault((order.of_worker.of.machine, order.of_server.of.machine), []).append(order)
+    pairs = []
+    for (worker, server), both in by_machines.items():
+        wrong = [order.wrong_ns for order in both if order.is_wrong]
+        error = max(order.error_ns for order in both) / 1e9 if all(order.is_known for order in both) else None
+        pairs.append(Pair(worker, server, len(both), len(wrong), max(wrong, default=0) / 1e9, error))
+    return sorted(pairs, key=lambda pair: (-pair.worst, pair.worker, pair.server))

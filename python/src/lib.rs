@@ -22,6 +22,7 @@ mod parameter;
 mod parts;
 mod reduction;
 mod session;
+mod stacks;
 mod store;
 mod table;
 mod wait;
@@ -32,6 +33,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add_class::<session::Session>()?;
     module.add_class::<handle::Handle>()?;
+    module.add_class::<stacks::Stacks>()?;
     module.add_class::<table::Rows>()?;
     module.add_class::<batch::Batch>()?;
     module.add_class::<embedded::Embedded>()?;

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from gradlane import timeline
 from processes import SAY, Running, free_port, over, run_all
 
 GRADLANE = [sys.executable, "-m", "gradlane"]
@@ -122,6 +123,7 @@ def test_each_order_reaches_a_job_that_goes_on(tmp_path, transport):
         a_rate_at_once(it)
         a_checkpoint(it)
         a_dump(it)
+        a_timeline(it)
         what_is_refused(it)
         it.ends()
 
@@ -218,6 +220,45 @@ def a_dump(it: Job) -> None:
     assert "dump: no answer from worker-1" in it.ctl("dump", "w", "--round", far, *order, "--timeout", "1s", code=75)
 
 
+def a_timeline(it: Job) -> None:
+    first = it.step() + 40
+    said = it.ctl("timeline", "--all", "--from-step", str(first), "--steps", "3").splitlines()
+    assert said[-1] == f"4 of 4 members record steps {first} to {first + 2}"
+    files = [it.folder.resolve() / "timeline" / name / "comm.json" for name in ("0", "1", "server-0", "server-1")]
+    assert sorted(line.split(": ")[1] for line in said[:-1]) == sorted(map(str, files))
+    twice = it.ctl("timeline", "--member", "worker-0", code=1)
+    assert "worker-0: " in twice and "a timeline is being recorded already" in twice
+    it.comes_to(first + 10)
+    until = time.monotonic() + 60
+    while not all(file.read_text().endswith("]\n") for file in files):
+        assert time.monotonic() < until, "all files are completed without a further order"
+    merged = it.folder / "timeline" / "all.json"
+    assert timeline.merge(*files, out=merged).violations == ()
+    events = [event for event in json.loads(merged.read_text()) if event["ph"] == "X"]
+    wanted = [(rank, round) for rank in range(2) for round in range(first, first + 3)]
+    parts = 4  # of 64 KiB
+    pushes = [event for event in events if event["name"] == "PUSH" and event["args"]["tensor"] == "w"]
+    # Each worker begins with the first tensor of the first step, and ends with what it had begun in the last one.
+    assert sorted((event["pid"] // 2, event["args"]["round"]) for event in pushes) == sorted(wanted * parts)
+    keys = {event["args"]["key"] for event in pushes}
+    sums = [event["args"]["round"] for event in events if event["name"] == "SUM" and event["args"]["key"] in keys]
+    assert sorted(sums) == sorted([round for rank, round in wanted if rank == 0] * parts)
+
+    for member in ("worker-0", "server-1"):
+        assert "leads out of its directory" in it.ctl("timeline", "--member", member, "--directory", "../x", code=2)
+        (it.folder / "file").touch()
+        assert "file" in it.ctl("timeline", "--member", member, "--directory", "file/below", code=1)
+    past = json.loads(it.ctl("timeline", "--all", "--from-step", "1", "--steps", "1", "--json", code=1).splitlines()[-1])
+    assert past["files"] == {} and sorted(past["errors"]) == ["worker-0", "worker-1"] and "step 1 has begun" in past["errors"]["worker-0"]
+    assert "4 of 4 members record no timeline" in it.ctl("timeline", "--all", "--stop")
+    assert it.ctl("timeline", "--member", "server-0").splitlines()[-1].startswith("1 of 1 members record a timeline until")
+    assert "1 of 1 members record no timeline" in it.ctl("timeline", "--member", "server-0", "--stop")
+    it.ctl("timeline", code=2)
+    it.ctl("timeline", "--all", "--steps", "3", code=2)
+    assert "timeline is no order for coordinator" in it.ctl("timeline", "--member", "coordinator", code=2)
+    it.comes_to(it.step() + 3)
+
+
 def what_is_refused(it: Job) -> None:
     everybody = "the job has coordinator, worker-0, worker-1, server-0, server-1"
     assert everybody in it.ctl("log", "info", "--member", "server-7", code=1)
@@ -247,9 +288,12 @@ def test_a_member_that_is_stopped_is_named_and_the_job_goes_on_with_it(tmp_path,
             assert f"stats: no answer from {member}" in said and time.monotonic() - began < 20
             all_others = it.ctl("stats", "--timeout", "1s", code=75)
             assert f"{member}: stats: no answer" in all_others and 'server="0"' in all_others
+            recorded = it.ctl("timeline", "--all", "--timeout", "1s", code=75)
+            assert f"{member}: timeline: no answer" in recorded and "3 of 4 members record a timeline" in recorded
         finally:
             process.interrupt(signal.SIGCONT)
         assert it.ctl("stats", member)
+        assert "4 of 4 members record no timeline" in it.ctl("timeline", "--all", "--stop")
         it.comes_to(it.step() + 3)
         it.ends()
 

@@ -2,6 +2,7 @@
 
 import json
 import signal
+import sys
 import threading
 
 import gradlane
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 from gradlane import timeline
 from gradlane.errors import FailedPreconditionError, InvalidArgumentError
-from processes import run_python
+from processes import over, run_all, run_python
 
 pytestmark = pytest.mark.over("quic")
 
@@ -44,6 +45,30 @@ def test_every_part_of_every_tensor_leaves_its_stages(tmp_path):
         assert {span["args"]["priority"] for span in of_part} == {-int(tensor.removeprefix("large "))}
         assert [span["args"].get("outcome") for span in of_part] == [None, "done", "done"]
     assert sum(span["args"]["bytes"] for span in spans(path) if span["name"] == "PUSH") == 2 * MANY * 10_000_000
+
+
+def test_the_settings_have_all_members_record_the_same_steps(tmp_path):
+    script = """
+import gradlane, numpy as np
+gradlane.init()
+for step in range(12):
+    with gradlane.timeline.span(f"step {step}"):
+        gradlane.push_pull(np.ones(1000, np.float32), "w")
+gradlane.shutdown()
+"""
+    run = [sys.executable, "-m", "gradlane", "run", "-n", "2", "-s", "1", "--", sys.executable, "-c", script]
+    window = {"GRADLANE_TIMELINE_FROM_STEP": "5", "GRADLANE_TIMELINE_STEPS": "3"}
+    [ended] = run_all([(run, over("quic") | window | {"GRADLANE_TIMELINE": str(tmp_path)})], timeout=60)
+    assert ended.code == 0, ended
+    for rank in range(2):
+        path = tmp_path / str(rank) / "comm.json"
+        pushes = [span for span in spans(path) if span["name"] == "PUSH"]
+        assert [(span["args"]["tensor"], span["args"]["round"]) for span in pushes] == [("w", 5), ("w", 6), ("w", 7)]
+        own = [span["name"] for span in spans(path) if span["pid"] == 2 * rank]
+        assert own == ["step 5", "step 6", "step 7"]
+    key = pushes[0]["args"]["key"]
+    sums = [span for span in spans(tmp_path / "server-0" / "comm.json") if span["name"] == "SUM"]
+    assert [span["args"]["round"] for span in sums if span["args"]["key"] == key] == [5, 6, 7]
 
 
 @pytest.mark.workers(2)

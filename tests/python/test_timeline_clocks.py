@@ -69,8 +69,8 @@ def test_files_of_machines_whose_clocks_differ_by_an_hour_make_one_picture(tmp_p
 
     merged = timeline.merge(*files, out=tmp_path / "merged.json")
     assert merged.by_wall_clock == () and 0 < merged.error < 10
-    # Two times that are both wrong.
-    assert all(violation.seconds <= 2 * merged.error for violation in merged.violations), merged
+    assert merged.violations == (), "the errors of the clocks explain what seems to be out of order"
+    assert all(pair.error is not None for pair in merged.pairs) and sum(pair.orders for pair in merged.pairs) >= 4 * STEPS
     events = [event for event in json.loads((tmp_path / "merged.json").read_text()) if event["ph"] == "X"]
     slack = 2 * merged.error * 1e6
     for turn in range(STEPS):

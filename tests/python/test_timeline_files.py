@@ -1,10 +1,13 @@
 """Merging timelines: files of several clocks become one picture. No job is needed for that."""
 
 import json
+import sys
+import tarfile
 
 import pytest
 from gradlane import timeline
 from gradlane.errors import InvalidArgumentError
+from processes import run_all
 
 DAY = 1_800_000_000_000_000_000
 """A time in nanoseconds since 1970."""
@@ -51,11 +54,13 @@ def test_a_profile_is_placed_by_the_timeline_of_its_own_process_and_host(tmp_pat
 def test_processes_and_arrows_of_several_files_stay_apart(tmp_path):
     arrow = {"ph": "s", "name": "arrow", "cat": "c", "id": 3, "pid": 0, "tid": 0, "ts": 1.0}
     named = arrow | {"id": "0x3"}
-    files = [other(tmp_path, [span("theirs", 0, 1, pid=pid), arrow, named], DAY) for pid in (0, 0, "Spans")]
+    bound = span("bound", 2, 1) | {"bind_id": 3}
+    files = [other(tmp_path, [span("theirs", 0, 1, pid=pid), arrow, named, bound], DAY) for pid in (0, 0, "Spans")]
     timeline.merge(own(tmp_path, 0, [span("ours", 0, 1)]), *files, out=tmp_path / "merged.json")
     events = json.loads((tmp_path / "merged.json").read_text())
     assert len({event["id"] for event in events if event["ph"] == "s"}) == 6
-    assert len({event["pid"] for event in events if event["ph"] == "X"}) == 4
+    assert len({event["bind_id"] for event in events if event["name"] == "bound"}) == 3
+    assert len({event["pid"] for event in events if event["name"] != "bound" and event["ph"] == "X"}) == 4
 
 
 def test_what_was_merged_can_be_merged_again(tmp_path):
@@ -144,7 +149,9 @@ def test_between_two_readings_the_offset_and_its_error_go_along_a_line(tmp_path)
 def test_arrows_lead_from_a_push_to_its_sum_and_from_there_to_each_pull(tmp_path):
     files = [worker(tmp_path, 0, push=10, pull=300), worker(tmp_path, 1, push=90, pull=320)]
     result = timeline.merge(*files, server(tmp_path), out=tmp_path / "merged.json")
-    assert result == timeline.Merged(error=0, by_wall_clock=())
+    # Each worker has two orders of events with the server: its first byte, and the end of its PULL.
+    pairs = (timeline.Pair("a", "a", orders=4, violations=0, worst=0, error=0),)
+    assert result == timeline.Merged(error=0, by_wall_clock=(), pairs=pairs)
     events = json.loads((tmp_path / "merged.json").read_text())
     arrows = {}
     for event in events:
@@ -186,11 +193,90 @@ def test_a_planted_skew_is_found_by_causality_and_taken_out_by_the_clock_of_the_
     times = [(at, DAY + skew + at, DAY + at + at // 5_000, 1_000) for at in (0, 10 * S)]
     wrong = [reading[:2] for reading in times]
     workers = [worker(tmp_path, rank, push=10, pull=300, job=True) for rank in range(2)]
-    skewed = timeline.merge(*workers, server(tmp_path, monotonic="b", readings=wrong), out=tmp_path / "merged.json")
+    late = server(tmp_path, monotonic="b", readings=wrong, host="s1")
+    skewed = timeline.merge(*workers, late, out=tmp_path / "merged.json")
     assert len(skewed.by_wall_clock) == 1 and len(skewed.violations) == 2
     assert skewed.violations[0].seconds == pytest.approx(3.7, abs=1e-3)
-    right = timeline.merge(*workers, server(tmp_path, monotonic="b", readings=times), out=tmp_path / "merged.json")
+    worst = pytest.approx(3.7, abs=1e-3)
+    assert skewed.pairs == (timeline.Pair("a", "s1", orders=4, violations=2, worst=worst, error=None),)
+    about = json.loads((tmp_path / "merged.json").read_text())[0]["args"]
+    pair = {"worker": "a", "server": "s1", "orders": 4, "violations": 2, "worst": skewed.pairs[0].worst, "error": None}
+    assert about["pairs"] == [pair] and about["error_s"] is None
+
+    right = timeline.merge(
+        *workers, server(tmp_path, monotonic="b", readings=times, host="s1"), out=tmp_path / "merged.json"
+    )
     assert right.violations == () and right.error < 3e-6
+    # The error of the worker's only reading, of the server's, and the drift of both in 0.3 ms.
+    error = pytest.approx(2e-6, abs=1e-6)
+    assert right.pairs == (timeline.Pair("a", "s1", orders=4, violations=0, worst=0, error=error),)
+    events = [event for event in json.loads((tmp_path / "merged.json").read_text()) if event["ph"] == "X"]
+    begin = {(event["pid"], event["name"]): event["ts"] for event in events}
+    end = {(event["pid"], event["name"]): event["ts"] + event["dur"] for event in events}
+    for pid in (1, 3):
+        assert begin[pid, "PUSH"] <= begin[SERVER, "SUM"] and end[SERVER, "SUM"] <= end[pid, "PULL"], "spans nest"
+
+
+def test_what_the_errors_of_two_clocks_explain_is_no_violation(tmp_path):
+    # The server had the first byte of worker 0 40 µs before its PUSH began.
+    files = [worker(tmp_path, 0, push=120, pull=300, job=True), worker(tmp_path, 1, push=90, pull=320, job=True)]
+    for error_us, violations in ((20, 1), (45, 0)):
+        readings = [(0, DAY, DAY, error_us * 1_000)]
+        elsewhere = server(tmp_path, monotonic="b", readings=readings, host="s1")
+        result = timeline.merge(*files, elsewhere, out=tmp_path / "merged.json")
+        assert [pair.violations for pair in result.pairs] == [violations] and len(result.violations) == violations
+        assert result.pairs[0].error == pytest.approx(error_us * 1e-6 + 1e-6, abs=1e-6)
+
+
+def test_machines_whose_hosts_have_one_name_are_told_apart(tmp_path):
+    files = [worker(tmp_path, rank, push=10, pull=300, job=True) for rank in range(2)]
+    result = timeline.merge(*files, server(tmp_path, monotonic="b", readings=[(0, DAY, DAY, 1_000)]))
+    assert [(pair.worker, pair.server) for pair in result.pairs] == [("a", "a (2)")]
+
+
+def test_the_command_prints_how_well_the_clocks_agree(tmp_path):
+    files = [worker(tmp_path, 0, push=120, pull=300), worker(tmp_path, 1, push=90, pull=320), server(tmp_path)]
+    out = tmp_path / "all.json"
+    ended = command("merge", "--out", out, *files)
+    assert ended.code == 0 and json.loads(out.read_text()), ended
+    assert ended.output.splitlines() == [
+        "times are within 0 µs of the coordinator's clock",
+        "workers on a and servers on a, clocks within 0 µs of each other: 1 of 4 orders of events cannot have been, the worst by 40 µs",
+        "  40 µs: tensor layer.weight, part 2, round 5: server 0 had the first byte of worker 0 before its PUSH began",
+    ]
+    assert command("merge", *files).code == 2, "nothing to write"
+    refused = command("merge", "--out", out, __file__)
+    assert refused.code == 1 and refused.output.startswith("error: ") and "is no timeline" in refused.output
+    assert command("merge", "--out", out, tmp_path / "absent").code == 1
+
+
+def test_a_bundle_says_of_each_file_on_which_machine_it_was_and_how_far_it_lies_after_the_first(tmp_path):
+    # The second machine's clock began elsewhere, and runs 200 ppm too fast.
+    first = own(tmp_path, 0, [span("first", 10e6, 1)], monotonic=("a", 5 * S), readings=[(0, DAY, DAY, 50_000)])
+    readings = [(at, DAY + at, DAY + at - at // 5_000, 20_000) for at in (0, 20 * S)]
+    second = own(tmp_path, 1, [span("second", 10e6, 1)], monotonic=("b", 900 * S), readings=readings, host="b/../c")
+    theirs = other(tmp_path, [span("theirs", 0, 1, pid=70)], DAY + 70 * S, host="b/../c")
+    timeline.merge(first, second, theirs, perfetto=tmp_path / "all.tar")
+    with tarfile.open(tmp_path / "all.tar") as tar:
+        files = {member.name: tar.extractfile(member).read() for member in tar.getmembers()}
+    # Perfetto knows it by its first characters.
+    assert files["perfetto_manifest.json"].startswith(b'{"perfetto_manifest"')
+    manifest = json.loads(files.pop("perfetto_manifest.json"))["perfetto_manifest"]
+    assert manifest["version"] == 1
+    listed = {entry["path"]: entry for entry in manifest["files"]}
+    assert list(listed) == ["0-worker-1.json", "1-worker-0.json", f"2-{theirs.stem}.json"] and set(files) == set(listed)
+    assert [entry["machine"]["name"] for entry in manifest["files"]] == ["b/../c", "a", "b/../c"]
+    assert "clocks" not in listed["0-worker-1.json"]
+    clocks = {"sync_to": {"file": "0-worker-1.json"}, "offset_ns": 2_000_000}
+    assert listed["1-worker-0.json"]["clocks"] == clocks
+    for content in files.values():
+        spans = [event for event in json.loads(content)["traceEvents"] if event["ph"] == "X"]
+        assert [event["ts"] for event in spans] == [0], "from its own beginning on"
+
+
+def command(*words):
+    """Runs `python -m gradlane.timeline`."""
+    return run_all([([sys.executable, "-m", "gradlane.timeline", *map(str, words)], {})], timeout=60)[0]
 
 
 SERVER = 1 << 23
@@ -209,7 +295,7 @@ def worker(folder, rank, *, push, pull, job=False):
     return file(folder, f"worker {rank}", events, readings=readings, monotonic=("a", 0))
 
 
-def server(folder, *, readings=((0, DAY),), monotonic="a"):
+def server(folder, *, readings=((0, DAY),), monotonic="a", host="a"):
     """Of the same sum. The first bytes come at 80 and 100 µs, the last ones at 150 and 200, and 1 µs later it is whole."""
     rows = [("", 1), (" to workers", 2)]
     events = [
@@ -222,7 +308,7 @@ def server(folder, *, readings=((0, DAY),), monotonic="a"):
     for name, tid, ts, dur in (("SUM", 1, 80, 121), ("SEND", 2, 120, 220)):
         about = PART | {"round": 5, "outcome": "published"}
         events.append({"ph": "X", "name": name, "pid": SERVER, "tid": tid, "ts": ts, "dur": dur, "args": about})
-    return file(folder, "server 0", events, readings=readings, monotonic=(monotonic, 0))
+    return file(folder, "server 0", events, readings=readings, monotonic=(monotonic, 0), host=host)
 
 
 def test_a_good_reading_makes_those_around_it_better(tmp_path):

@@ -161,7 +161,7 @@ knobs! {
         state_dir: Optional<Path> = "~/.gradlane";
         /// The directory below which checkpoints are saved and found, shared by the coordinator and all servers; the one in which they run where none is given. Workers name paths below it.
         checkpoint_dir: Optional<Path> = "";
-        /// The directory below which a worker writes what `gradlane ctl dump` asks for; the one in which it runs where none is given. If it is given, a worker that fails dumps its flight recorder in the directory `flight` below it.
+        /// The directory below which a worker writes what `gradlane ctl dump` asks for, and each member what `gradlane ctl timeline` asks for; the one in which it runs where none is given. If it is given, a worker that fails dumps its flight recorder in the directory `flight` below it.
         dump_dir: Optional<Path> = "";
         /// How long the certificate of a process is good; renewed at two thirds of it while the process runs. Set it at the coordinator.
         certificate_lifetime: TimeSpan = "24 h" in "2 s" to "720 h";
@@ -298,10 +298,16 @@ knobs! {
         log: LogFilter = "warn", alias "BYTEPS_LOG_LEVEL";
         /// Timeline of a worker or a server in Chrome's trace format: a file name that ends in .json, before which the rank is put, or a folder; none if absent.
         timeline: Optional<Path> = "", alias "BYTEPS_TRACE_DIR";
+        /// First step of a timeline; 0 for the begin. A step is the highest round of a tensor so far.
+        timeline_from_step: Count = "0" in "0" to "1000000000";
+        /// Number of steps of a timeline; 0 for all.
+        timeline_steps: Count = "0" in "0" to "1000000000";
         /// Size at which a timeline ends.
         timeline_bytes_max: Bytes = "256 MiB" in "64 KiB" to "64 GiB";
         /// Events that the flight recorder of a worker keeps, beside a quarter as many open operations: 96 bytes of memory an event in all. 0 records nothing.
         recorder_events: Count = "65536" in "0" to "1048576";
+        /// The directory in which the coordinator writes a report when the job ends or fails: JSON for `gradlane compare`, and a page of text. Made if it is not there; absent for no report.
+        report: Optional<Path> = "";
         /// Where this process shows its metrics and its state over HTTP, such as 127.0.0.1:9400; absent for nowhere, and port 0 for any free
         /// one, which the log names. Anybody who reaches the address can read them. Each process of a host has a port of its own: a worker adds
         /// its local rank, and `gradlane run` takes this port for itself and the following ones for its workers, then for its servers.

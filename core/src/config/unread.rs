@@ -61,7 +61,7 @@ const UNREAD: [(&[&str], &str); 11] = [
     ),
     (
         &["BYTEPS_TRACE_ON", "BYTEPS_TRACE_START_STEP", "BYTEPS_TRACE_END_STEP"],
-        "is not read; set GRADLANE_TIMELINE, or call gradlane.start_timeline",
+        "is not read; set GRADLANE_TIMELINE, GRADLANE_TIMELINE_FROM_STEP and GRADLANE_TIMELINE_STEPS, or call gradlane.start_timeline",
     ),
     (&["BYTEPS_SOCKET_PATH"], "is not read; set GRADLANE_RUNTIME_DIR"),
     (

@@ -20,7 +20,7 @@ use super::stages::Stages;
 use super::submissions::{Submissions, ending};
 use super::submit::{HERE_BYTES_MAX, check, check_ranks, in_copies};
 use super::submit_budget::SubmitBudget;
-use super::trace::Timeline;
+use super::trace::{Timeline, Window};
 use super::watched::Watched;
 use crate::cluster::{ContactTerms, MemberConfig, empty_barrier};
 use crate::config::Config;
@@ -147,7 +147,7 @@ impl Engine {
             MembershipOptions { member, coordinator: options.coordinator, credentials: options.credentials },
             clock,
             Some(Arc::clone(&shared.probe) as _),
-            move || reporter.upgrade().map(|shared| shared.look(|state| state.worker.progress())).unwrap_or_default(),
+            move || reporter.upgrade().map(|shared| shared.tell_progress()).unwrap_or_default(),
             None,
             move |event| {
                 if let Some(shared) = listener.upgrade() {
@@ -156,6 +156,7 @@ impl Engine {
             },
         )?;
         let job_clock = membership.job_clock().clone();
+        shared.probe.usage.joined(job_clock.clone());
         *locked(&shared.membership) = Some(membership);
         let watched = Arc::downgrade(&shared);
         shared.transport.watch(Arc::new(move |cause| {
@@ -165,7 +166,8 @@ impl Engine {
         }));
         let room = SubmitBudget::new(config.submit_bytes_max, bounds.call);
         let backend = Submissions::single(&shared);
-        let timeline = Timeline::new(clock, Some(job_clock.clone()), config.timeline_bytes_max);
+        let timeline = Arc::new(Timeline::new(clock, Some(job_clock.clone()), config.timeline_bytes_max));
+        let _ = shared.timeline.set(Arc::clone(&timeline));
         let waiting = Arc::new(Waiting(Arc::clone(&shared)));
         let stages = Arc::new(Stages::new(Arc::clone(&shared), dispatcher));
         let following = Following::start(Arc::clone(&shared), Arc::clone(&stages), config.clone(), socket)?;
@@ -179,7 +181,7 @@ impl Engine {
             credentials,
             room: Arc::new(room),
             backend,
-            timeline: Arc::new(timeline),
+            timeline,
             job_clock,
             exposure: Mutex::new(exposure),
             first_size,
@@ -194,7 +196,8 @@ impl Engine {
         let meets_in = engine.config.join_timeout * 2 + bounds.call;
         engine.shared.milestones.wait(meets_in, "meeting the workers of this machine", |reached| reached.equipped)?;
         if let Some(place) = &engine.config.timeline {
-            engine.start_timeline(place)?;
+            let Config { timeline_from_step: from, timeline_steps: steps, .. } = engine.config;
+            engine.shared.record_timeline(place, Window::by_settings(from, steps))?;
         }
         engine.shared.probe.standing.advance(Standing::Ready);
         Ok(engine)
@@ -233,8 +236,14 @@ impl Engine {
         let _ = self.shared.change_log.set(change);
     }
 
+    /// What this worker did last, as it is dumped.
+    pub fn flight(&self) -> &Arc<Flight> {
+        &self.shared.flight
+    }
+
     /// Counters since the start.
     pub fn metrics(&self) -> &Metrics {
+        self.shared.probe.refresh();
         &self.shared.metrics
     }
 
@@ -268,15 +277,12 @@ impl Engine {
     /// Records all tasks from now on, and the spans of [`Timeline::record`]. See [`Timeline::start`] for `place`, the result and the
     /// errors.
     pub fn start_timeline(&self, place: &Path) -> Result<PathBuf> {
-        let path = self.timeline.start(place, self.rank())?;
-        self.shared.with(|state, now| state.trace(now, Some(Arc::clone(&self.timeline))))?;
-        Ok(path)
+        self.shared.record_timeline(place, Window::default())
     }
 
     /// Completes the timeline's file. Does nothing if no timeline is being recorded.
     pub fn stop_timeline(&self) {
-        self.shared.report(|state, now| state.trace(now, None));
-        self.timeline.stop();
+        self.shared.stop_timeline();
     }
 
     /// The timeline, for the caller's own spans.

@@ -2,7 +2,7 @@
 //!
 //! As long as nobody has asked, a submission costs the look at one flag.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
@@ -43,7 +43,7 @@ impl Dumps {
     /// # Errors
     /// [`Error::InvalidArgument`] for a path that leads out of it; [`Error::Io`].
     pub(super) fn place(&self, directory: &str) -> Result<PathBuf> {
-        place(self.directory.get().map(PathBuf::as_path), directory)
+        confined::below_dump_dir(self.directory.get().map(PathBuf::as_path), directory)
     }
 
     /// An operator asks for a round.
@@ -90,20 +90,6 @@ impl Dumps {
         self.is_on.store(!all.is_empty(), Ordering::Relaxed);
         all
     }
-}
-
-/// The place of a directory for dumps below the allowed one, which is made if it was named and is not there.
-///
-/// # Errors
-/// [`Error::InvalidArgument`] for a path that leads out of it; [`Error::Io`].
-fn place(dump_dir: Option<&Path>, directory: &str) -> Result<PathBuf> {
-    if let Some(named) = dump_dir {
-        confined::make(named, format_args!("dump_dir {}", named.display()))?;
-    }
-    let root = confined::root(dump_dir, "dump_dir")?;
-    let relative =
-        confined::below(&root, directory, "dump_dir", "of a dump", "start the worker with another dump_dir")?;
-    Ok(root.join(relative))
 }
 
 /// What was seen of a round.
@@ -164,7 +150,10 @@ const NAME_CHARS_MAX: usize = 128;
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
+    use crate::local::confined::below_dump_dir as place;
     use crate::types::DType;
 
     const KEY: TensorKey = TensorKey(5);

@@ -3,7 +3,10 @@
 //! A file is written by the order of an operator, by the program, and by a failure. A failure writes only if the setting `dump_dir` says
 //! where, because nobody has asked for the file; it writes on a thread of its own, so that whoever waits for the failing operation hears of it
 //! at once.
+//!
+//! If the program can tell its stacks ([`Stacks`]), they are written beside each dump.
 
+use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
@@ -16,9 +19,15 @@ use crate::runtime::Clock;
 use crate::runtime::process::host;
 use crate::types::Time;
 
+/// Tells what the program of this process does: the stacks of its threads in its own language.
+pub trait Stacks: fmt::Debug + Send + Sync {
+    /// The stacks as text, with the main thread last. `None` if the program does not tell them in time. The caller may wait a second or so.
+    fn text(&self) -> Option<Vec<u8>>;
+}
+
 /// The recorder, and where it is dumped.
 #[derive(Debug)]
-pub(super) struct Flight {
+pub struct Flight {
     pub(super) recorder: Recorder,
     job: String,
     clock: Clock,
@@ -26,6 +35,8 @@ pub(super) struct Flight {
     rank: OnceLock<u32>,
     /// Where a failure is dumped, if it is.
     directory: Option<PathBuf>,
+    /// Whom to ask for the stacks of the program.
+    stacks: OnceLock<Arc<dyn Stacks>>,
     writing: Mutex<Writing>,
 }
 
@@ -45,6 +56,7 @@ impl Flight {
             clock,
             rank: OnceLock::new(),
             directory: config.dump_dir.as_ref().map(|root| root.join(DIRECTORY)),
+            stacks: OnceLock::new(),
             writing: Mutex::default(),
         }
     }
@@ -55,9 +67,25 @@ impl Flight {
         let _ = self.rank.set(rank);
     }
 
-    /// Whether failures are dumped.
-    pub(super) fn is_kept(&self) -> bool {
+    /// Whether failures are dumped, and what [`signalled`](Self::signalled) tells.
+    pub fn is_kept(&self) -> bool {
         self.directory.is_some() && self.recorder.is_on()
+    }
+
+    /// Whether anything is recorded, so that it can be dumped.
+    pub fn is_on(&self) -> bool {
+        self.recorder.is_on()
+    }
+
+    /// From now on each dump has the stacks of the program beside it. The first caller counts.
+    pub fn ask_for_stacks(&self, stacks: Arc<dyn Stacks>) {
+        let _ = self.stacks.set(stacks);
+    }
+
+    /// A signal asks for a dump, and the program's handler of that signal has told `stacks`, maybe of its own thread only. Does not wait for
+    /// the files.
+    pub fn signalled(self: &Arc<Self>, stacks: Vec<u8>) {
+        self.dump_apart("a signal asked for it".to_owned(), Some(stacks));
     }
 
     /// The file of this worker in `directory`. It tells jobs and workers apart, so that those of several may lie in one directory.
@@ -66,14 +94,15 @@ impl Flight {
             Some(rank) => format!("worker-{rank}"),
             None => format!("worker-of-pid-{}", process_id()),
         };
-        directory.join(format!("{}-{who}.flight.json", self.job))
+        directory.join(format!("{}-{who}{SUFFIX}", self.job))
     }
 
-    /// Writes what the recorder has into the file of this worker in `directory`, in place of what was there.
+    /// Writes what the recorder has into the file of this worker in `directory`, and the stacks beside it, in place of what was there.
+    /// Those in `told` come last: they are what the main thread did when somebody asked.
     ///
     /// # Errors
     /// [`Error::Io`]; [`Error::FailedPrecondition`] if nothing is recorded.
-    pub(super) fn dump(&self, directory: &Path, reason: &str) -> Result<PathBuf> {
+    pub(super) fn dump(&self, directory: &Path, reason: &str, told: Option<Vec<u8>>) -> Result<PathBuf> {
         if !self.recorder.is_on() {
             return Err(Error::FailedPrecondition {
                 what: "this worker records nothing".to_owned(),
@@ -90,6 +119,13 @@ impl Flight {
             origin_unix_ns: self.clock.read_wall().origin_unix_ns(),
         };
         let path = self.file(directory);
+        let of_all = self.stacks.get().and_then(|stacks| stacks.text());
+        let stacks = match (of_all, told) {
+            (Some(of_all), Some(told)) => Some([of_all, told].concat()),
+            (of_all, told) => of_all.or(told),
+        };
+        // The dump comes last, so that its presence says that the stacks are whole, and no stacks are older than their dump.
+        write_stacks(&path, stacks)?;
         private_file::write(&path, self.recorder.dump(self.clock.now(), &about))?;
         Ok(path)
     }
@@ -97,14 +133,18 @@ impl Flight {
     /// The work of this worker has ended by `error`. The first such error is dumped.
     pub(super) fn ended(self: &Arc<Self>, error: &Error) {
         if self.recorder.ended(self.clock.now(), error) {
-            self.dump_failure(format!("the work of this worker ended: {error}"), false);
+            self.dump_apart(format!("the work of this worker ended: {error}"), None);
         }
     }
 
     /// An operation has failed because something did not come in time. It is dumped unless a failure was dumped a short time ago.
     pub(super) fn timed_out(self: &Arc<Self>, error: &Error) {
-        if self.is_kept() {
-            self.dump_failure(format!("an operation failed: {error}"), true);
+        if !self.is_kept() {
+            return;
+        }
+        let (now, mut writing) = (self.clock.now(), self.writing.lock().unwrap_or_else(PoisonError::into_inner));
+        if writing.last.is_none_or(|last| now.since(last) >= PAUSE) {
+            self.dump_after(&mut writing, format!("an operation failed: {error}"), None);
         }
     }
 
@@ -116,22 +156,23 @@ impl Flight {
         }
     }
 
-    fn dump_failure(self: &Arc<Self>, reason: String, is_frequent: bool) {
+    /// Dumps on a thread of its own.
+    fn dump_apart(self: &Arc<Self>, reason: String, stacks: Option<Vec<u8>>) {
+        self.dump_after(&mut self.writing.lock().unwrap_or_else(PoisonError::into_inner), reason, stacks);
+    }
+
+    fn dump_after(self: &Arc<Self>, writing: &mut Writing, reason: String, stacks: Option<Vec<u8>>) {
         let Some(directory) = self.directory.clone().filter(|_| self.recorder.is_on()) else { return };
-        let (now, mut writing) = (self.clock.now(), self.writing.lock().unwrap_or_else(PoisonError::into_inner));
-        if is_frequent && writing.last.is_some_and(|last| now.since(last) < PAUSE) {
-            return;
-        }
-        writing.last = Some(now);
+        writing.last = Some(self.clock.now());
         let (flight, former) = (Arc::clone(self), writing.thread.take());
         let write = move || {
             // Both write the same file.
             if let Some(former) = former {
                 former.join(PATIENCE);
             }
-            match flight.dump(&directory, &reason) {
+            match flight.dump(&directory, &reason, stacks) {
                 Ok(path) => {
-                    tracing::warn!(path = %path.display(), "what led to the failure is in a dump: see gradlane explain")
+                    tracing::warn!(path = %path.display(), %reason, "the flight recorder was dumped: see gradlane explain")
                 }
                 Err(error) => tracing::warn!(%error, "the flight recorder was not dumped"),
             }
@@ -142,6 +183,26 @@ impl Flight {
         }
     }
 }
+
+/// Writes the stacks beside a dump; removes older ones if there are none.
+fn write_stacks(dump: &Path, stacks: Option<Vec<u8>>) -> Result<()> {
+    let name = dump.file_name().unwrap_or_default().to_string_lossy().replace(SUFFIX, STACKS_SUFFIX);
+    let path = dump.with_file_name(name);
+    match stacks {
+        Some(stacks) => private_file::write(&path, stacks),
+        None => match std::fs::remove_file(&path) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                Err(Error::Io { what: format!("removing {}", path.display()), cause: error.to_string() })
+            }
+            Ok(()) | Err(_) => Ok(()),
+        },
+    }
+}
+
+/// How the name of a dump ends.
+pub const SUFFIX: &str = ".flight.json";
+/// How the name of the file with the program's stacks ends, in its place.
+pub const STACKS_SUFFIX: &str = ".stacks.txt";
 
 /// The directory for dumps of recorders below `dump_dir`, if nobody names another one.
 pub const DIRECTORY: &str = "flight";
@@ -194,9 +255,47 @@ mod tests {
         let config = Config { recorder_events: 0, dump_dir: Some(dir.path().to_owned()), ..Config::default() };
         let flight = Arc::new(Flight::new(&config, Clock::start()));
         flight.ended(&Error::Cancelled);
-        let refused = flight.dump(dir.path(), "a test");
+        let refused = flight.dump(dir.path(), "a test", None);
         assert!(matches!(&refused, Err(Error::FailedPrecondition { .. })), "{refused:?}");
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn a_dump_has_the_stacks_of_the_program_beside_it_and_never_older_ones() {
+        let dir = tempfile::tempdir().unwrap();
+        let (flight, answers) = (
+            flight(Some(dir.path())),
+            Arc::new(Answers(Mutex::new(vec![Some("of all, "), None, Some("of the program")]))),
+        );
+        flight.joined(3);
+        flight.ask_for_stacks(answers);
+        let path = dir.path().join("night-worker-3.stacks.txt");
+        for (told, expected) in
+            [(None, Some("of the program")), (None, None), (Some("of a handler"), Some("of all, of a handler"))]
+        {
+            let told = told.map(|text: &str| text.as_bytes().to_vec());
+            flight.dump(dir.path(), "a test", told).unwrap();
+            assert_eq!(std::fs::read_to_string(&path).ok().as_deref(), expected);
+        }
+        flight.signalled(b"of a signal".to_vec());
+        flight.settle(Duration::from_secs(60));
+        let there = dir.path().join(DIRECTORY);
+        assert_eq!(std::fs::read_to_string(there.join("night-worker-3.stacks.txt")).unwrap(), "of a signal");
+        assert!(
+            std::fs::read_to_string(there.join("night-worker-3.flight.json"))
+                .unwrap()
+                .contains("a signal asked for it")
+        );
+    }
+
+    /// What the program says each time it is asked, the last one first.
+    #[derive(Debug)]
+    struct Answers(Mutex<Vec<Option<&'static str>>>);
+
+    impl Stacks for Answers {
+        fn text(&self) -> Option<Vec<u8>> {
+            self.0.lock().unwrap().pop().flatten().map(|text| text.as_bytes().to_vec())
+        }
     }
 
     fn flight(directory: Option<&Path>) -> Arc<Flight> {

@@ -59,6 +59,7 @@ mod follow;
 
 mod arrivals;
 mod orders;
+mod recording;
 
 mod events;
 
@@ -83,7 +84,7 @@ pub use batch::{Batch, BatchSubmission, Member};
 pub use boundary::Step;
 pub use driver::{Engine, EngineOptions};
 pub use feedback::FeedbackState;
-pub use flight::DIRECTORY as FLIGHT_DIRECTORY;
+pub use flight::{DIRECTORY as FLIGHT_DIRECTORY, Flight, STACKS_SUFFIX, SUFFIX as FLIGHT_SUFFIX, Stacks};
 pub use followed::Followed;
 pub use handle::Handle;
 pub use local::reduce_alone;
@@ -94,4 +95,4 @@ pub use recorder::FORM as FLIGHT_FORM;
 pub use rows::{RowCounts, RowsHandle, RowsUse};
 pub use scans::{Pages, Scan};
 pub use shared::ChangeLog;
-pub use trace::{Thread, Timeline};
+pub use trace::{Thread, Timeline, Window};

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::dumps::Asked;
 use super::shared::Shared;
+use super::trace::Window;
 use crate::error::{Error, Result};
 use crate::runtime::exporter::stats;
 use crate::types::{ControlAnswer, ControlCommand, Round, TensorKey};
@@ -22,7 +23,26 @@ pub(super) fn obey(shared: &Arc<Shared>, number: u64, command: ControlCommand) {
                 Err(error) => Err(error),
             }
         }
-        ControlCommand::DumpRecorder { directory } => return dump_recorder(shared, number, directory),
+        ControlCommand::DumpRecorder { directory } => {
+            return apart(shared, number, move |shared| {
+                let place = shared.dumps.place(&directory)?;
+                let path = shared.flight.dump(&place, "an operator asked for it", None)?;
+                Ok(ControlAnswer::Dumped { files: vec![path.display().to_string()] })
+            });
+        }
+        ControlCommand::Timeline { directory, from, steps } => {
+            return apart(shared, number, move |shared| {
+                let place = shared.dumps.place(&directory)?;
+                let path = shared.record_timeline(&place, Window { from, steps })?;
+                Ok(ControlAnswer::Dumped { files: vec![path.display().to_string()] })
+            });
+        }
+        ControlCommand::StopTimeline => {
+            return apart(shared, number, |shared| {
+                shared.stop_timeline();
+                Ok(ControlAnswer::Done)
+            });
+        }
         ControlCommand::Drain
         | ControlCommand::Save { .. }
         | ControlCommand::SetRate { .. }
@@ -31,16 +51,14 @@ pub(super) fn obey(shared: &Arc<Shared>, number: u64, command: ControlCommand) {
     shared.tell(|membership| membership.reporter().report_commanded(number, outcome));
 }
 
-/// Dumps the flight recorder on a thread of its own, because a file is written and the thread of the membership must go on.
-fn dump_recorder(shared: &Arc<Shared>, number: u64, directory: String) {
+/// Obeys on a thread of its own, because a file is written and the thread of the membership must go on.
+fn apart(shared: &Arc<Shared>, number: u64, obey: impl FnOnce(&Arc<Shared>) -> Result<ControlAnswer> + Send + 'static) {
     let there = Arc::clone(shared);
-    let dump = move || {
-        let dumped =
-            there.dumps.place(&directory).and_then(|place| there.flight.dump(&place, "an operator asked for it"));
-        let outcome = dumped.map(|path| ControlAnswer::Dumped { files: vec![path.display().to_string()] });
+    let obey = move || {
+        let outcome = obey(&there);
         there.tell(|membership| membership.reporter().report_commanded(number, outcome));
     };
-    if let Err(error) = std::thread::Builder::new().name("gl-flight".to_owned()).spawn(dump) {
+    if let Err(error) = std::thread::Builder::new().name("gl-order".to_owned()).spawn(obey) {
         let error = Error::Io { what: "starting a thread".to_owned(), cause: error.to_string() };
         shared.tell(|membership| membership.reporter().report_commanded(number, Err(error)));
     }

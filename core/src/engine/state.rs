@@ -9,10 +9,11 @@ use super::flight::Flight;
 use super::handle::Issue;
 use super::loans::{InUse, Loans, User};
 use super::memory::Memory;
+use super::metrics::Metrics;
 use super::payload::Payload;
 use super::recorder::{Operation, Subject as Recorded};
 use super::residuals::Residuals;
-use super::trace::{Subject, TaskTrace, Timeline};
+use super::trace::{Subject, TaskTrace, Timeline, Window};
 use crate::cuda::{Mark, Marks};
 use crate::error::{Error, Result};
 use crate::mem::Region;
@@ -35,7 +36,13 @@ pub(super) struct State {
     armed: Option<Time>,
     /// Present while a timeline is recorded.
     pub(super) trace: Option<TaskTrace>,
+    /// The highest round of a sum that has begun: the step of this worker.
+    pub(super) step: Option<Round>,
     flight: Arc<Flight>,
+    /// Tells others whether parts wait for credit.
+    starved: Arc<AtomicU64>,
+    /// What it told last.
+    is_starved: bool,
     /// Whether the threads must end, because no task will come to their stages any more.
     pub(super) closed: bool,
     /// Carried out after the lock is released.
@@ -103,18 +110,22 @@ impl Unfinished {
 }
 
 impl State {
-    /// `residual_bytes` counts the memory of residuals.
-    pub(super) fn new(mut worker: Worker, residual_bytes: Arc<AtomicU64>, flight: Arc<Flight>) -> Self {
+    /// `metrics` count the memory of residuals and the time of stages, and tell whether parts wait for credit.
+    pub(super) fn new(mut worker: Worker, metrics: &Metrics, flight: Arc<Flight>) -> Self {
         worker.set_timeline(flight.recorder.is_on());
+        worker.count_in(metrics.stage_times());
         Self {
             worker,
             loans: Loans::default(),
             payloads: SideTable::new(),
-            residuals: Residuals::counted_in(residual_bytes),
+            residuals: Residuals::counted_in(Arc::clone(&metrics.residual_bytes)),
+            starved: Arc::clone(&metrics.starved),
+            is_starved: false,
             kept: BTreeMap::new(),
             waiters: BTreeMap::new(),
             armed: None,
             trace: None,
+            step: None,
             flight,
             closed: false,
             effects: Vec::new(),
@@ -160,6 +171,7 @@ impl State {
                     self.payloads.remove(task);
                     if let Some(trace) = &mut self.trace {
                         trace.released(task);
+                        self.end_trace();
                     }
                     continue;
                 }
@@ -231,6 +243,11 @@ impl State {
             self.effects.push(effect);
         }
         self.arm();
+        let is_starved = self.worker.is_starved();
+        if is_starved != self.is_starved {
+            self.is_starved = is_starved;
+            Metrics::set(&self.starved, is_starved.into());
+        }
         std::mem::take(&mut self.effects)
     }
 
@@ -248,14 +265,22 @@ impl State {
         self.worker.handle_timeout(now);
     }
 
-    /// Records all tasks on `timeline` from now on, or none any more.
-    pub(super) fn trace(&mut self, now: Time, timeline: Option<Arc<Timeline>>) {
-        self.trace = timeline.map(TaskTrace::new);
+    /// Records all tasks on a timeline from now on, in the steps of a window, or none any more.
+    pub(super) fn trace(&mut self, now: Time, timeline: Option<(Arc<Timeline>, Window)>) {
+        self.trace = timeline.map(|(timeline, window)| TaskTrace::new(timeline, window));
         self.worker.set_timeline(self.trace.is_some() || self.flight.recorder.is_on());
         if let Some(trace) = &mut self.trace {
             for task in self.worker.tasks() {
                 trace.found(now, task, subject(&self.worker, task), || self.worker.names(task));
             }
+        }
+    }
+
+    /// Ends the timeline if all its steps are over.
+    fn end_trace(&mut self) {
+        if self.trace.as_ref().is_some_and(TaskTrace::ends) {
+            self.trace = None;
+            self.worker.set_timeline(self.flight.recorder.is_on());
         }
     }
 
@@ -304,8 +329,13 @@ impl State {
             }
             Load::Pieces => {
                 self.flight.recorder.queued(now, recorded(&self.worker, task));
+                let part = self.worker.part(task);
+                let round = matches!(part.demand, Demand::Reduce { .. }).then_some(part.round);
+                self.step = self.step.max(round);
                 if let Some(trace) = &mut self.trace {
+                    round.into_iter().for_each(|round| trace.begins(round));
                     trace.submitted(now, task, subject(&self.worker, task), || self.worker.names(task));
+                    self.end_trace();
                 }
                 let mut of: Option<(u64, &[(Memory, Memory)])> = None;
                 let memory = self.worker.pieces(task).map(|piece| {

@@ -61,6 +61,19 @@ pub fn below(root: &Path, path: &str, setting: &str, of: &str, hint: &str) -> Re
     }
 }
 
+/// The place of a directory for what an operator orders, below the one that the setting `dump_dir` names, which is made if it is not there.
+///
+/// # Errors
+/// [`Error::InvalidArgument`] for a path that leads out of it; [`Error::Io`].
+pub fn below_dump_dir(dump_dir: Option<&Path>, directory: &str) -> Result<PathBuf> {
+    if let Some(named) = dump_dir {
+        make(named, format_args!("dump_dir {}", named.display()))?;
+    }
+    let root = root(dump_dir, "dump_dir")?;
+    let relative = below(&root, directory, "dump_dir", "of a dump", "start the process with another dump_dir")?;
+    Ok(root.join(relative))
+}
+
 fn io(what: String, cause: &std::io::Error) -> Error {
     Error::Io { what, cause: cause.to_string() }
 }

@@ -383,6 +383,12 @@ impl Driver {
             match command {
                 MemberCommand::Dial => self.dial(),
                 MemberCommand::Send(frame) => {
+                    // The last ones, so that what was counted since the last heartbeat is not lost with this member.
+                    if let Frame::Leave | Frame::Fail { .. } = frame {
+                        (self.progress)();
+                        self.showed = None;
+                        self.show();
+                    }
                     if let Some(link) = &self.link {
                         link.send(&frame);
                         if let Frame::Heartbeat { .. } = frame {

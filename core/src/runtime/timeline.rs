@@ -26,8 +26,10 @@ use crate::runtime::{Clock, JobClock, JobTime, WallReading, process};
 use crate::types::{PartId, ServerId, Time, WorkerId};
 
 mod event;
+mod window;
 
 pub use event::{Event, Group, Of, Span, Subject, Thread};
+pub use window::{Gate, Window};
 
 /// The version of the files. A reader that knows another one refuses them.
 const VERSION: u32 = 1;
@@ -149,6 +151,17 @@ impl Writer {
         let mut known = self.threads.lock().expect("nobody panics while holding it");
         if !known.contains(&thread.id) && self.send(Event::Thread { row: thread.id, name: thread.name.to_owned() }) {
             known.insert(thread.id);
+        }
+    }
+}
+
+impl Writer {
+    /// Completes the file on a thread of its own, because the caller must not wait.
+    pub fn end_apart(self) {
+        let completed = std::thread::Builder::new().name("gl-timeline-end".to_owned()).spawn(move || drop(self));
+        if let Err(error) = completed {
+            // The closure is dropped, and with it the file is completed here.
+            tracing::warn!(%error, "the end of a timeline had to be waited for");
         }
     }
 }

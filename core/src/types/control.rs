@@ -99,6 +99,17 @@ pub enum ControlCommand {
         /// A directory below `dump_dir` of the worker.
         directory: String,
     },
+    /// Record a timeline of this member.
+    Timeline {
+        /// A directory below `dump_dir` of the member.
+        directory: String,
+        /// The first step: the highest round of a tensor so far. 0 for the present one.
+        from: u64,
+        /// How many steps; all until [`StopTimeline`](Self::StopTimeline) if absent.
+        steps: Option<u64>,
+    },
+    /// Complete the timeline of this member. Nothing happens if none is recorded.
+    StopTimeline,
     /// A command that this process does not know. It is answered with an error.
     Unknown {
         /// Its code on the wire.
@@ -118,6 +129,7 @@ impl ControlCommand {
             Self::Save { .. } => "save",
             Self::SetRate { .. } => "set",
             Self::Dump { .. } | Self::DumpRecorder { .. } => "dump",
+            Self::Timeline { .. } | Self::StopTimeline => "timeline",
             Self::Unknown { .. } => "an unknown command",
         }
     }
@@ -132,7 +144,9 @@ impl ControlCommand {
             | Self::Save { .. }
             | Self::SetRate { .. }
             | Self::Dump { .. }
-            | Self::DumpRecorder { .. } => {
+            | Self::DumpRecorder { .. }
+            | Self::Timeline { .. }
+            | Self::StopTimeline => {
                 format!("{} is no order for {whom}", self.word())
             }
         };
@@ -154,9 +168,9 @@ pub enum ControlAnswer {
         /// The first step with the new rate.
         step: Option<u64>,
     },
-    /// The files that were written, as paths on the host of the worker.
+    /// The files that were written, or that are being written, as paths on the host of the member.
     Dumped {
-        /// The contribution, the sum, and the description of both.
+        /// The contribution, the sum, and the description of both; or the only file.
         files: Vec<String>,
     },
 }

@@ -234,6 +234,11 @@ pub fn frames() -> Vec<Frame> {
             },
         ),
         control(Recipient::Worker(WorkerId(1)), ControlCommand::DumpRecorder { directory: "d".to_owned() }),
+        control(
+            Recipient::Server(ServerId(2)),
+            ControlCommand::Timeline { directory: "d".to_owned(), from: 700, steps: Some(3) },
+        ),
+        control(Recipient::Server(ServerId(2)), ControlCommand::StopTimeline),
         control(Recipient::Coordinator, ControlCommand::Unknown { code: 200, fields: vec![1, 2] }),
         Frame::Commanded { number: 19, outcome: Ok(ControlAnswer::Stats(stats())) },
         Frame::Commanded { number: 19, outcome: Err(Error::Cancelled) },

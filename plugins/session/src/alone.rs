@@ -8,11 +8,11 @@ use std::time::Duration;
 use gradlane_core::config::Config;
 use gradlane_core::device::Device;
 use gradlane_core::engine::{
-    self, BatchSubmission, FeedbackState, FiniteCheck, Followed, Handle, Member, Metrics, ParameterUse, RowsHandle,
-    RowsUse, Step, Submission, Timeline,
+    self, BatchSubmission, FeedbackState, FiniteCheck, Flight, Followed, Handle, Member, Metrics, ParameterUse,
+    RowsHandle, RowsUse, Step, Submission, Timeline,
 };
 use gradlane_core::mem::Doubt;
-use gradlane_core::metrics::Instance;
+use gradlane_core::metrics::WorkerMetrics;
 use gradlane_core::runtime::exporter::{Exporter, Exposure};
 use gradlane_core::runtime::{Clock, JobClock};
 use gradlane_core::types::{
@@ -240,8 +240,8 @@ impl Place for Alone {
         &self.doubt
     }
 
-    fn metrics(&self) -> Instance {
-        self.metrics.instance(0)
+    fn metrics(&self) -> &WorkerMetrics {
+        &self.metrics
     }
 
     fn layout(&self) -> String {
@@ -275,6 +275,10 @@ impl Place for Alone {
 
     fn companions(&self) -> Vec<Vec<String>> {
         Vec::new()
+    }
+
+    fn flight(&self) -> Option<&Arc<Flight>> {
+        None
     }
 
     fn start_timeline(&self, place: &Path) -> Result<PathBuf> {

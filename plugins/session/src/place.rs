@@ -1,15 +1,17 @@
 //! A process's place in its job: one of several members ([`Engine`]), or the only one ([`Alone`](crate::alone::Alone)).
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use gradlane_core::Result;
 use gradlane_core::device::Device;
 use gradlane_core::engine::{
-    BatchSubmission, Engine, FeedbackState, Handle, ParameterUse, RowsHandle, RowsUse, Step, Submission, Timeline,
+    BatchSubmission, Engine, FeedbackState, Flight, Handle, ParameterUse, RowsHandle, RowsUse, Step, Submission,
+    Timeline,
 };
 use gradlane_core::mem::Doubt;
-use gradlane_core::metrics::Instance;
+use gradlane_core::metrics::WorkerMetrics;
 use gradlane_core::runtime::JobClock;
 use gradlane_core::types::{
     CheckpointAsk, Checkpointed, HostPlace, StoreAnswer, StoreAsk, TensorSpec, Tick, Ticked, WorkersKey,
@@ -78,7 +80,7 @@ pub(crate) trait Place: Send + Sync {
 
     fn doubt(&self) -> &Doubt;
 
-    fn metrics(&self) -> Instance;
+    fn metrics(&self) -> &WorkerMetrics;
 
     fn layout(&self) -> String;
 
@@ -95,6 +97,9 @@ pub(crate) trait Place: Send + Sync {
     fn hold_feedback(&self, name: &str) -> Result<()>;
 
     fn take_back_feedback(&self, name: &str) -> Result<()>;
+
+    /// What this worker did last; `None` if nothing is recorded.
+    fn flight(&self) -> Option<&Arc<Flight>>;
 
     fn start_timeline(&self, place: &Path) -> Result<PathBuf>;
 
@@ -226,8 +231,8 @@ impl Place for Engine {
         self.doubt()
     }
 
-    fn metrics(&self) -> Instance {
-        self.metrics().instance(self.rank().0)
+    fn metrics(&self) -> &WorkerMetrics {
+        self.metrics()
     }
 
     fn layout(&self) -> String {
@@ -260,6 +265,10 @@ impl Place for Engine {
 
     fn companions(&self) -> Vec<Vec<String>> {
         self.companions()
+    }
+
+    fn flight(&self) -> Option<&Arc<Flight>> {
+        Some(self.flight())
     }
 
     fn start_timeline(&self, place: &Path) -> Result<PathBuf> {

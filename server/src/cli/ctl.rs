@@ -20,6 +20,7 @@ use super::recorders;
 use super::screen::say;
 use super::settings::Settings;
 use super::status::{led_here, names_a_coordinator, nothing_runs, nothing_runs_here};
+use super::timelines;
 use crate::exit;
 use crate::launch::entering::Found;
 
@@ -87,6 +88,34 @@ pub(super) enum Order {
         #[command(flatten)]
         options: Options,
     },
+    /// Record a timeline of all workers and servers, or of one: which sums were made when, as files for `gradlane.timeline.merge`
+    #[command(
+        after_help = "Examples: gradlane ctl timeline --all --from-step 700 --steps 3\n          gradlane ctl timeline --member server-0\n          \
+                      gradlane ctl timeline --all --stop"
+    )]
+    Timeline {
+        /// All workers and servers
+        #[arg(long, required_unless_present = "member", conflicts_with = "member")]
+        all: bool,
+        /// worker-N or server-N
+        #[arg(long, value_name = "MEMBER", value_parser = recipient)]
+        member: Option<Recipient>,
+        /// The first step, which must not have begun; the present one if not given. A step is the highest round of a tensor so far, as
+        /// `gradlane top` shows it
+        #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+        from_step: Option<u64>,
+        /// How many steps; all until --stop if not given
+        #[arg(long, value_name = "K", requires = "from_step", value_parser = clap::value_parser!(u64).range(1..))]
+        steps: Option<u64>,
+        /// A directory below `dump_dir` of each member
+        #[arg(long, value_name = "DIRECTORY", default_value = "timeline")]
+        directory: String,
+        /// Complete the files of timelines that are being recorded
+        #[arg(long, conflicts_with_all = ["from_step", "steps", "directory"])]
+        stop: bool,
+        #[command(flatten)]
+        options: Options,
+    },
     /// Have all workers write what their flight recorders have, or one what it contributes to a round of a tensor, and the sum that it gets
     #[command(
         after_help = "Examples: gradlane ctl dump\n          gradlane ctl dump fc.weight --round 700 --worker 1 --directory look --timeout 5m"
@@ -151,6 +180,19 @@ impl Order {
                 let wait = options.timeout;
                 let command = ControlCommand::Dump { tensor, round, directory, wait };
                 (Recipient::Worker(WorkerId(worker)), command, options)
+            }
+            Self::Timeline { member, from_step, steps, directory, stop, options, .. } => {
+                let Options { settings, timeout, json } = options;
+                let mut operator = enter(&settings, timeout)?;
+                let recipients = match member {
+                    Some(member) => vec![member],
+                    None => members(&operator.status(timeout)?).collect(),
+                };
+                let command = match stop {
+                    true => ControlCommand::StopTimeline,
+                    false => ControlCommand::Timeline { directory, from: from_step.unwrap_or_default(), steps },
+                };
+                return timelines::order(&mut operator, recipients, &command, timeout, json);
             }
             Self::Dump { worker, directory, options: Options { settings, timeout, json }, .. } => {
                 let directory = directory.unwrap_or_else(|| FLIGHT_DIRECTORY.to_owned());

@@ -34,6 +34,7 @@ mod log;
 mod obeying;
 mod probe;
 mod questions;
+mod reporting;
 mod stepping_down;
 mod telling;
 pub(crate) mod term;
@@ -42,6 +43,7 @@ use disk::Files;
 use journal::{Journal, kept};
 use probe::Probe;
 use questions::Questions;
+use reporting::Reporting;
 use telling::{stamped, tells, told};
 
 /// A running coordinator.
@@ -93,6 +95,7 @@ impl CoordinatorNode {
     /// it, or the journal is damaged; [`Error::Config`] if the settings are those of another job.
     pub fn start(machine: CoordinatorConfig, config: &Config, state_dir: Option<&Path>) -> Result<Self> {
         machine.policy.check(machine.workers)?;
+        let reporting = Reporting::by_settings(config)?;
         machine.check_workers()?;
         let clock = Clock::start();
         let machine = CoordinatorConfig { journals: state_dir.is_some(), ..machine };
@@ -133,9 +136,8 @@ impl CoordinatorNode {
         let address = process::announced(listener.address(), config.advertise.as_deref(), ELSEWHERE);
         let join = authority.join_string(&address);
 
-        let end = Arc::new(End::default());
         let probe = Arc::new(Probe::new(&machine, config.fingerprint(), listener.enrolments_refused()));
-        let told = inputs.clone();
+        let (end, told) = (Arc::new(End::default()), inputs.clone());
         let done = move |number, outcome| drop(told.send(Input::Disk { number, outcome }));
         let files = Files::start(config, &join, done)?;
         let ahead = goes_on_at.since(clock.now());
@@ -157,7 +159,9 @@ impl CoordinatorNode {
             waiting: None,
             probe: Arc::clone(&probe),
             is_counted: false,
+            reporting,
         };
+        driver.reporting.begin(driver.now(), driver.began_unix_ns, !ahead.is_zero());
         probe.follow(&driver.machine.census(), driver.machine.present());
         let thread = OwnThread::start("gl-coordinator", move || driver.run_guarded(Inputs::new(received, clock)))?;
         Ok(Self { join, authority, inputs, thread, end, probe, exposure: Mutex::default() })
@@ -293,6 +297,7 @@ struct Driver {
     probe: Arc<Probe>,
     /// Whether nothing but heartbeats came since the members were counted.
     is_counted: bool,
+    reporting: Reporting,
 }
 
 impl Driver {
@@ -339,6 +344,7 @@ impl Driver {
                 Heard::Closed => break,
             }
         }
+        self.report();
         // Has an effect only if the owner stopped a job that had not ended by itself.
         self.end.set(match self.machine.view().phase {
             Phase::Aborted(cause) | Phase::Restores(cause) => Err(cause),
@@ -386,6 +392,7 @@ impl Driver {
         self.is_counted = matches!(frame, Frame::Heartbeat { .. } | Frame::Metrics(_) | Frame::Waits(_));
         if let (Frame::Metrics(stats), Some(member)) = (&frame, self.machine.member_at(link)) {
             self.probe.gathered.take(member, stats);
+            self.reporting.take(self.now(), member, stats);
         }
         self.machine.handle_frame(self.now(), link, frame);
         self.waiting = Some(waiting);
@@ -417,6 +424,7 @@ impl Driver {
         self.journal.as_mut().map_or(Ok(()), Journal::begin)?;
         let now = self.now();
         self.machine.form_again(term, now);
+        self.reporting.begin(now, self.began_unix_ns, false);
         Ok(true)
     }
 
@@ -459,6 +467,7 @@ impl Driver {
                     self.machine.handle_obeyed_here(number, outcome);
                 }
                 Command::Event(Event::Finished(outcome)) => {
+                    self.report();
                     let outcome = match self.form_again() {
                         Ok(true) => continue,
                         Ok(false) => outcome,
@@ -467,10 +476,7 @@ impl Driver {
                     ended = true;
                     self.end.set(outcome);
                 }
-                Command::Event(event) => {
-                    self.probe.count(&event);
-                    log::event(&event);
-                }
+                Command::Event(event) => self.note(&event),
             }
         }
         if !std::mem::take(&mut self.is_counted) {

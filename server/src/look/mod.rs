@@ -2,6 +2,9 @@
 //!
 //! | file | does |
 //! |---|---|
+//! | `links` | what holds the links of a worker |
+//! | `since` | what changed between two readings |
+//! | `verdict` | who holds the job up, and why |
 //! | `words` | tells people |
 //! | `history` | keeps the last minutes |
 //! | `page` | shows a job in a browser |
@@ -10,14 +13,24 @@ pub(crate) mod history;
 pub(crate) mod page;
 pub(crate) mod words;
 
+mod links;
+mod since;
+#[cfg(test)]
+pub(crate) mod tests;
+mod verdict;
+
 use std::collections::BTreeMap;
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use gradlane_core::metrics::{Instance, Value};
-use gradlane_core::types::{Cause, Member, Role, printable};
+use gradlane_core::metrics::Instance;
+use gradlane_core::types::{Cause, LinkLimit, Member, Role, printable};
 use gradlane_core::wire::frame::{Health, MemberStatus, Status, Waits};
+
+use self::links::Links;
+use self::since::{NANOSECONDS, Since};
+pub(crate) use self::verdict::Verdict;
+use self::verdict::{Lateness, verdict};
 
 /// A job at one time.
 #[derive(Clone, Debug)]
@@ -67,39 +80,6 @@ pub(crate) struct Look {
     pub(crate) waits: Waits,
 }
 
-/// Who holds the job up.
-#[derive(Clone, PartialEq, Debug)]
-pub(crate) enum Verdict {
-    /// There is only one reading.
-    Unknown,
-    /// No sum ended between the readings.
-    NoSums,
-    /// All workers come at about the same time.
-    Nobody,
-    /// One comes late.
-    Late {
-        /// Which.
-        rank: u32,
-        /// Mostly why.
-        cause: Cause,
-        /// For how long a round waited for it alone, in a step on average.
-        late: Duration,
-    },
-}
-
-impl fmt::Display for Verdict {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Unknown => f.write_str("wait for the next second"),
-            Self::NoSums => f.write_str("no sum ended on a server"),
-            Self::Nobody => f.write_str("nobody is late"),
-            Self::Late { rank, cause, late } => {
-                write!(f, "rank {rank} late ({}) {} a step", cause.name(), words::millis(*late))
-            }
-        }
-    }
-}
-
 /// A worker.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct RankLine {
@@ -116,6 +96,12 @@ pub(crate) struct RankLine {
     /// Bytes a second.
     pub(crate) push: Option<f64>,
     pub(crate) pull: Option<f64>,
+    /// What held the worst of its links for most of the time.
+    pub(crate) limit: Option<LinkLimit>,
+    /// The longest round trip to a server.
+    pub(crate) rtt: Option<Duration>,
+    /// The highest share of packets to a server that was lost.
+    pub(crate) loss: Option<f64>,
     /// Operations that have not ended.
     pub(crate) open: Option<u64>,
 }
@@ -144,7 +130,7 @@ impl Look {
     pub(crate) fn of(before: Option<&Reading>, now: &Reading) -> Self {
         let view = &now.status.view;
         let since = before.filter(|before| before.at < now.at).map(|before| Since { before, now });
-        let lateness = since.as_ref().map(Since::lateness);
+        let lateness = since.as_ref().map(Lateness::between);
         let members = || view.members.iter().zip(&now.status.members);
         let of_role = |role: Role| members().filter(move |(member, _)| member.process.role == role);
         let count = |role| (of_role(role).filter(|(_, status)| is_there(status)).count(), of_role(role).count());
@@ -155,6 +141,8 @@ impl Look {
             .map(|(member, status)| rank_line(member, status, now, since.as_ref(), lateness.as_ref()))
             .collect();
         let blocked: Vec<f64> = ranks.iter().filter_map(|line| line.blocked).collect();
+        let exposed = (!blocked.is_empty()).then(|| blocked.iter().sum::<f64>() / blocked.len() as f64);
+        let verdict = since.as_ref().map_or(Verdict::Unknown, |since| verdict(since, step_time, exposed));
         let missing = members().filter(|(member, status)| is_there(status) && !now.told.contains_key(&key(member)));
         Self {
             job: printable(&view.job),
@@ -164,8 +152,8 @@ impl Look {
             missing: missing.map(|(member, _)| member.name()).collect(),
             step,
             step_time,
-            exposed: (!blocked.is_empty()).then(|| blocked.iter().sum::<f64>() / blocked.len() as f64),
-            verdict: lateness.as_ref().map_or(Verdict::Unknown, |lateness| lateness.verdict(step_time)),
+            exposed,
+            verdict,
             ranks,
             hosts: of_role(Role::Server)
                 .map(|(member, status)| server_line(member, status, now, since.as_ref()))
@@ -183,7 +171,8 @@ fn rank_line(
     lateness: Option<&Lateness>,
 ) -> RankLine {
     let rate = |name| since.and_then(|since| since.rate(key(member), name));
-    let late = lateness.filter(|lateness| lateness.rounds > 0).map(|lateness| lateness.of(member.index));
+    let late = lateness.and_then(|lateness| lateness.of(member.index));
+    let Links { limit, rtt, loss } = since.map(|since| since.links(key(member))).unwrap_or_default();
     RankLine {
         rank: member.index,
         host: printable(&member.process.host),
@@ -194,6 +183,9 @@ fn rank_line(
         blocked: rate("caller_blocked_nanoseconds").map(|rate| rate / NANOSECONDS),
         push: rate("push_bytes"),
         pull: rate("pull_bytes"),
+        limit,
+        rtt,
+        loss,
         open: now.told.get(&key(member)).and_then(|told| told.number("handles_live")),
     }
 }
@@ -230,134 +222,3 @@ pub(crate) fn highest_step(status: &Status) -> Option<u64> {
     let workers = members.filter(|(member, _)| member.process.role == Role::Worker);
     workers.filter_map(|(_, status)| status.progress.last.map(|(_, round)| round.0)).max()
 }
-
-/// Two readings, and the time between them.
-struct Since<'a> {
-    before: &'a Reading,
-    now: &'a Reading,
-}
-
-impl Since<'_> {
-    /// How fast a counter of a member grows. `None` if it did not answer both times, or began anew.
-    fn rate(&self, member: (Role, u32), name: &str) -> Option<f64> {
-        let number = |reading: &Reading| reading.told.get(&member)?.number(name);
-        Some(number(self.now)?.checked_sub(number(self.before)?)? as f64 / self.seconds(member)?)
-    }
-
-    /// The time between the two answers of a member. `None` if they are one.
-    fn seconds(&self, member: (Role, u32)) -> Option<f64> {
-        let seconds = self.now.told_at(member).saturating_sub(self.before.told_at(member)).as_secs_f64();
-        (seconds > 0.0).then_some(seconds)
-    }
-
-    /// How much each number of a family has grown, by its labels.
-    fn growth(&self, member: (Role, u32), name: &str) -> Vec<(&[String], u64)> {
-        let (Some(before), Some(now)) = (self.before.told.get(&member), self.now.told.get(&member)) else {
-            return Vec::new();
-        };
-        let before: BTreeMap<&[String], u64> = family(before, name).collect();
-        family(now, name)
-            .map(|(labels, now)| (labels, now.saturating_sub(before.get(labels).copied().unwrap_or_default())))
-            .collect()
-    }
-
-    fn busy_lanes(&self, member: (Role, u32)) -> Option<f64> {
-        let lanes = self.growth(member, "lane_busy_nanoseconds");
-        let busy: u64 = lanes.iter().map(|(_, busy)| busy).sum();
-        let seconds = self.seconds(member)?;
-        (!lanes.is_empty()).then(|| busy as f64 / NANOSECONDS / seconds / lanes.len() as f64)
-    }
-
-    fn most_often_last(&self, member: (Role, u32)) -> Option<u32> {
-        let last = self.growth(member, "last");
-        let (labels, count) = last.into_iter().max_by_key(|(_, count)| *count)?;
-        if count > 0 { labels.first()?.parse().ok() } else { None }
-    }
-
-    /// How many steps a server has seen.
-    fn steps(&self, server: (Role, u32)) -> u64 {
-        let steps = |reading: &Reading| reading.told.get(&server)?.number("steps");
-        steps(self.now).zip(steps(self.before)).map_or(0, |(now, before)| now.saturating_sub(before))
-    }
-
-    fn lateness(&self) -> Lateness {
-        let mut lateness = Lateness::default();
-        for member in self.now.told.keys().filter(|(role, _)| *role == Role::Server) {
-            let mut late_here: BTreeMap<u32, ByCause> = BTreeMap::new();
-            for (labels, late) in self.growth(*member, "late_nanoseconds") {
-                let [rank, cause] = labels else { continue };
-                let cause = Cause::ALL.into_iter().find(|known| known.name() == cause);
-                // Of many workers only the worst are told apart.
-                if let (Ok(rank), Some(cause)) = (rank.parse(), cause) {
-                    late_here.entry(rank).or_default()[cause as usize] += late;
-                }
-            }
-            lateness.add(late_here, self.steps(*member));
-            let rounds = |reading: &Reading| match reading.told.get(member)?.value("round_duration_nanoseconds") {
-                Some(Value::Histogram(rounds)) => Some(rounds.count()),
-                Some(Value::Plain(_) | Value::Family(_)) | None => None,
-            };
-            if let (Some(before), Some(now)) = (rounds(self.before), rounds(self.now)) {
-                lateness.rounds += now.saturating_sub(before);
-            }
-        }
-        lateness
-    }
-}
-
-fn family<'a>(instance: &'a Instance, name: &str) -> impl Iterator<Item = (&'a [String], u64)> + use<'a> {
-    let numbers = if let Some(Value::Family(numbers)) = instance.value(name) { numbers.as_slice() } else { &[] };
-    numbers.iter().map(|(labels, number)| (labels.as_slice(), *number))
-}
-
-/// Nanoseconds by cause.
-type ByCause = [u64; Cause::ALL.len()];
-
-/// For how long rounds waited for ranks alone.
-#[derive(Default)]
-struct Lateness {
-    late: BTreeMap<u32, ByCause>,
-    /// Steps in this time, by the server that has seen most.
-    steps: u64,
-    /// Rounds of parts that had their sum, on all servers.
-    rounds: u64,
-}
-
-impl Lateness {
-    /// A server has waited for so long in all these steps. Servers wait at the same time, so the one that waited longest for a rank counts.
-    fn add(&mut self, late: BTreeMap<u32, ByCause>, steps: u64) {
-        self.steps = self.steps.max(steps);
-        for (rank, late) in late {
-            let longest = self.late.entry(rank).or_default();
-            if late.iter().sum::<u64>() > longest.iter().sum() {
-                *longest = late;
-            }
-        }
-    }
-
-    /// For how long rounds waited for a rank in a step, and mostly why.
-    fn of(&self, rank: u32) -> (Duration, Option<Cause>) {
-        let late = self.late.get(&rank).copied().unwrap_or_default();
-        let cause = Cause::ALL.into_iter().max_by_key(|cause| late[*cause as usize]);
-        let all: u64 = late.iter().sum();
-        // At least one, which may not have ended.
-        (Duration::from_nanos(all / self.steps.max(1)), cause.filter(|_| all > 0))
-    }
-
-    fn verdict(&self, step_time: Option<Duration>) -> Verdict {
-        if self.rounds == 0 {
-            return Verdict::NoSums;
-        }
-        let worst = self.late.keys().map(|rank| (self.of(*rank), *rank)).max_by_key(|((late, _), _)| *late);
-        let counts = step_time.map_or(COUNTS, |step_time| step_time.mul_f64(COUNTS_OF_A_STEP).max(COUNTS));
-        match worst {
-            Some(((late, Some(cause)), rank)) if late >= counts => Verdict::Late { rank, cause, late },
-            Some(_) | None => Verdict::Nobody,
-        }
-    }
-}
-
-const NANOSECONDS: f64 = 1e9;
-/// Somebody is always last. A delay that is shorter than both costs nothing that anybody would notice.
-const COUNTS: Duration = Duration::from_millis(1);
-const COUNTS_OF_A_STEP: f64 = 0.1;

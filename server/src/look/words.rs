@@ -44,6 +44,16 @@ pub(crate) fn millis(duration: Duration) -> String {
     if millis < 100.0 { format!("{millis:.1} ms") } else { format!("{millis:.0} ms") }
 }
 
+/// A time below a millisecond in microseconds, and a longer one as [`millis`].
+pub(crate) fn micros(duration: Duration) -> String {
+    if duration < Duration::from_millis(1) { format!("{} us", duration.as_micros()) } else { millis(duration) }
+}
+
+/// A small share in percent, with two digits after the point.
+pub(crate) fn small_percent(share: f64) -> String {
+    if share > 0.0 { format!("{:.2} %", share * 100.0) } else { "0".to_owned() }
+}
+
 /// A time in seconds, with a digit after the point.
 pub(crate) fn seconds(duration: Duration) -> String {
     format!("{:.1} s", duration.as_secs_f64())

@@ -418,6 +418,22 @@ pub struct Upload {
     pub landed: u64,
 }
 
+/// The receipt of a body, and how busy the store was.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Added {
+    /// What became of the body.
+    pub receipt: Receipt,
+    /// For how long there was always something that the store had not added yet.
+    pub behind: Duration,
+}
+
+impl From<Receipt> for Added {
+    /// Of a store that was not behind.
+    fn from(receipt: Receipt) -> Self {
+        Self { receipt, behind: Duration::ZERO }
+    }
+}
+
 /// The receipt of a body.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Receipt {

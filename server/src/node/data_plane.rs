@@ -27,7 +27,7 @@ use gradlane_core::wire::frame::{Progress, Stall, Waiting};
 use crate::handle::Handle;
 use crate::node::accumulator::SumResources;
 use crate::node::archive::{Archivist, Done};
-use crate::node::command::{Command, Receipt, Route, Shortage, Step, Work};
+use crate::node::command::{Added, Command, Receipt, Route, Shortage, Step, Work};
 use crate::node::config::NodeConfig;
 use crate::node::lanes::{Job, Outlets, SumLanes, Told, inline_bytes_max};
 use crate::node::life::ServerState;
@@ -111,9 +111,9 @@ impl DataPlane {
                     }
                 }
             }),
-            tell: Box::new(move |told| {
+            tell: Box::new(move |told, behind| {
                 if let Some(plane) = listener.upgrade() {
-                    plane.guard(|| plane.hear(told));
+                    plane.guard(|| plane.hear(told, behind));
                 }
             }),
             archive: Box::new(move |order, part, frozen| {
@@ -279,11 +279,16 @@ impl DataPlane {
         self.guard(|| self.with(|node, _| node.handle_stop()));
     }
 
-    /// Stops listening. The lanes end with the last reference to this plane.
-    pub(crate) fn stop(&self, patience: Duration) {
+    /// Completes the timeline, if one is being recorded.
+    pub(crate) fn stop_timeline(&self) {
         if self.trace.is_on() {
             self.trace.stop(self.clock.now());
         }
+    }
+
+    /// Stops listening. The lanes end with the last reference to this plane.
+    pub(crate) fn stop(&self, patience: Duration) {
+        self.stop_timeline();
         if let Some(listener) = self.listener.get() {
             (listener.stop)(patience);
         }
@@ -339,8 +344,8 @@ impl DataPlane {
         reach(Failpoint::BodyFlows);
     }
 
-    /// A lane says what became of a body, or what the squares of a gradient are.
-    fn hear(self: &Arc<Self>, told: Told) {
+    /// A lane, which has been behind for so long, says what became of a body, or what the squares of a gradient are.
+    fn hear(self: &Arc<Self>, told: Told, behind: Duration) {
         if let Told::Receipt { receipt: Receipt::Whole, .. } = told {
             reach(Failpoint::BodyWhole);
         }
@@ -350,7 +355,9 @@ impl DataPlane {
             self.trace.received(self.clock.now(), slot, worker);
         }
         self.change(|node, now| match told {
-            Told::Receipt { route, exchange, receipt } => node.handle_receipt(now, route, exchange, receipt),
+            Told::Receipt { route, exchange, receipt } => {
+                node.handle_receipt(now, route, exchange, Added { receipt, behind });
+            }
             Told::Squares { part, round, sum } => node.handle_squares(part, round, sum),
             Told::Served(served) => node.handle_served(&served),
         });

@@ -43,7 +43,7 @@ use gradlane_core::wire::frame::{Progress, Waiting};
 use gradlane_core::wire::{About, Request, Withdraw};
 
 use super::budget::Budget;
-use super::command::{Archived, Command, Receipt, Route, Served};
+use super::command::{Added, Archived, Command, Route, Served};
 use super::config::NodeConfig;
 use super::life::{ServerState, Turn};
 use super::membership::{Membership, Sender, Succession, not_yet, rejection};
@@ -179,8 +179,8 @@ impl Node {
     }
 
     /// The store says what became of a body, whose latest bytes `exchange` brought along `route`.
-    pub fn handle_receipt(&mut self, now: Time, route: Route, exchange: ExchangeId, receipt: Receipt) {
-        self.services.handle_receipt(now, route, exchange, receipt, &mut self.budget);
+    pub fn handle_receipt(&mut self, now: Time, route: Route, exchange: ExchangeId, added: Added) {
+        self.services.handle_receipt(now, route, exchange, added, &mut self.budget);
     }
 
     /// The store is done with a use of a table.

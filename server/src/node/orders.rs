@@ -1,29 +1,34 @@
 //! What a server does at the order of an operator.
 
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
 
 use gradlane_core::config::OnServerLoss;
+use gradlane_core::local::confined;
 use gradlane_core::runtime::Membership;
 use gradlane_core::runtime::exporter::stats;
+use gradlane_core::runtime::timeline::Window;
 use gradlane_core::types::{ControlAnswer, ControlCommand, TensorKey};
 use gradlane_core::{Error, Result};
 
 use super::data_plane::DataPlane;
 use super::ending;
+use super::trace::Place;
 use crate::log;
 
 /// Obeys on the thread of the membership.
 pub(super) struct Ordered {
     plane: Arc<DataPlane>,
     on_server_loss: OnServerLoss,
+    dump_dir: Option<PathBuf>,
     /// Set once, right after start: it needs this struct.
     membership: OnceLock<Weak<Mutex<Membership>>>,
 }
 
 impl Ordered {
-    pub(super) fn new(plane: &Arc<DataPlane>, on_server_loss: OnServerLoss) -> Self {
-        Self { plane: Arc::clone(plane), on_server_loss, membership: OnceLock::new() }
+    pub(super) fn new(plane: &Arc<DataPlane>, on_server_loss: OnServerLoss, dump_dir: Option<PathBuf>) -> Self {
+        Self { plane: Arc::clone(plane), on_server_loss, dump_dir, membership: OnceLock::new() }
     }
 
     /// The membership of this server.
@@ -37,6 +42,20 @@ impl Ordered {
             ControlCommand::Stats => stats(&*self.plane.probe),
             ControlCommand::Log { filter } => log::change(&filter).map(|()| ControlAnswer::Done),
             ControlCommand::Drain => return self.drain(number),
+            ControlCommand::Timeline { directory, from, steps } => {
+                let dump_dir = self.dump_dir.clone();
+                return self.apart(number, move |plane| {
+                    let place = confined::below_dump_dir(dump_dir.as_deref(), &directory)?;
+                    let path = plane.trace.start_now(&Place { place, window: Window { from, steps } })?;
+                    Ok(ControlAnswer::Dumped { files: vec![path.display().to_string()] })
+                });
+            }
+            ControlCommand::StopTimeline => {
+                return self.apart(number, |plane| {
+                    plane.stop_timeline();
+                    Ok(ControlAnswer::Done)
+                });
+            }
             ControlCommand::SetRate { tensor, rate, step } => {
                 self.plane.handle_rate(TensorKey::of(&tensor), step, rate).map(|()| ControlAnswer::RateSet { step })
             }
@@ -46,6 +65,19 @@ impl Ordered {
             | ControlCommand::Unknown { .. } => Err(command.refusal("a server")),
         };
         self.plane.report_commanded(number, outcome);
+    }
+
+    /// Obeys on a thread of its own, because a file is written and the thread of the membership must go on.
+    fn apart(&self, number: u64, obey: impl FnOnce(&DataPlane) -> Result<ControlAnswer> + Send + 'static) {
+        let plane = Arc::clone(&self.plane);
+        let obey = move || {
+            let outcome = obey(&plane);
+            plane.report_commanded(number, outcome);
+        };
+        if let Err(error) = std::thread::Builder::new().name("gl-order".to_owned()).spawn(obey) {
+            let error = Error::Io { what: "starting a thread".to_owned(), cause: error.to_string() };
+            self.plane.report_commanded(number, Err(error));
+        }
     }
 
     /// Does what SIGTERM does to the process of a server. The answer goes first, because the membership ends with it.

@@ -11,7 +11,7 @@ use gradlane_core::local::SharedBacking;
 use gradlane_core::mem::{Backing, Copies, Pool};
 use gradlane_core::metrics::ServerMetrics;
 use gradlane_core::runtime::exporter::{Exporter, Exposure};
-use gradlane_core::runtime::timeline::Clocks;
+use gradlane_core::runtime::timeline::{Clocks, Window};
 use gradlane_core::runtime::{Clock, Membership, MembershipOptions, process};
 use gradlane_core::transport::mem::MemNetwork;
 use gradlane_core::transport::{Listener, router};
@@ -26,7 +26,7 @@ use crate::node::data_plane::DataPlane;
 use crate::node::ending::{self, FAREWELL};
 use crate::node::life::ServerState;
 use crate::node::orders::Ordered;
-use crate::node::trace::Place;
+use crate::node::trace::{Means, Place};
 
 /// How to start a server.
 #[derive(Clone, Debug)]
@@ -124,7 +124,7 @@ impl Server {
         member.process.addresses.clone_from(&addresses);
 
         let (reporter, waiting, followed) = (Arc::clone(&plane), Arc::clone(&plane), Arc::clone(&plane));
-        let ordered = Arc::new(Ordered::new(&plane, config.on_server_loss));
+        let ordered = Arc::new(Ordered::new(&plane, config.on_server_loss, config.dump_dir.clone()));
         let obeying = Arc::clone(&ordered);
         let membership = Membership::start(
             MembershipOptions { member, coordinator, credentials },
@@ -138,9 +138,12 @@ impl Server {
             },
         )?;
         plane.attach(listener, membership.reporter());
+        let clocks = Clocks { own: clock, job: Some(membership.job_clock().clone()) };
+        plane.trace.equip(Means { bytes_max: config.timeline_bytes_max, clocks });
+        plane.probe.usage.joined(membership.job_clock().clone());
         if let Some(place) = config.timeline {
-            let clocks = Clocks { own: clock, job: Some(membership.job_clock().clone()) };
-            plane.trace.start(Place { place, bytes_max: config.timeline_bytes_max, clocks });
+            let window = Window::by_settings(config.timeline_from_step, config.timeline_steps);
+            plane.trace.start(Place { place, window });
         }
         let membership = Arc::new(Mutex::new(membership));
         ordered.attach(&membership);

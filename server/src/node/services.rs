@@ -13,7 +13,7 @@ use gradlane_core::wire::{About, Request, Service, Withdraw};
 
 use super::aggregate::Aggregator;
 use super::budget::Budget;
-use super::command::{Archived, Command, Receipt, Route, Served};
+use super::command::{Added, Archived, Command, Route, Served};
 use super::config::NodeConfig;
 use super::membership::{Membership, Sender, Succession};
 use super::parameter::Parameters;
@@ -116,13 +116,13 @@ impl Services {
         now: Time,
         route: Route,
         exchange: ExchangeId,
-        receipt: Receipt,
+        added: Added,
         budget: &mut Budget,
     ) {
         match route {
-            Route::Sum { slot, worker } => self.sums.handle_receipt(now, slot, worker, exchange, receipt, budget),
-            Route::Gift { part } => self.sums.handle_gift(part, exchange, receipt, budget),
-            Route::Parameter { part: _ } => self.parameters.handle_receipt(exchange, receipt, budget),
+            Route::Sum { slot, worker } => self.sums.handle_receipt(now, slot, worker, exchange, added, budget),
+            Route::Gift { part } => self.sums.handle_gift(part, exchange, added.receipt, budget),
+            Route::Parameter { part: _ } => self.parameters.handle_receipt(exchange, added.receipt, budget),
             Route::Table { part: _ } => unreachable!("tables have no receipts"),
         }
     }

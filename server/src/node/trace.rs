@@ -9,11 +9,11 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
-use gradlane_core::Result;
-use gradlane_core::runtime::timeline::{Clocks, Event, Group, Of, Owner, Span, Writer};
+use gradlane_core::runtime::timeline::{Clocks, Event, Gate, Group, Of, Owner, Span, Window, Writer};
 use gradlane_core::types::{ExchangeId, PartId, ServerId, Time, WorkerId};
+use gradlane_core::{Error, Result};
 
 use crate::node::command::{SlotId, Step};
 
@@ -21,6 +21,7 @@ use crate::node::command::{SlotId, Step};
 #[derive(Debug, Default)]
 pub(crate) struct Trace {
     is_on: AtomicBool,
+    means: OnceLock<Means>,
     state: Mutex<State>,
 }
 
@@ -29,6 +30,12 @@ pub(crate) struct Trace {
 pub(crate) struct Place {
     /// As the setting `timeline`.
     pub(crate) place: PathBuf,
+    pub(crate) window: Window,
+}
+
+/// What every timeline of a server needs.
+#[derive(Debug)]
+pub(crate) struct Means {
     pub(crate) bytes_max: u64,
     pub(crate) clocks: Clocks,
 }
@@ -43,11 +50,38 @@ struct State {
 }
 
 impl Trace {
+    /// What timelines need. Comes before everything else, once.
+    pub(crate) fn equip(&self, means: Means) {
+        let _ = self.means.set(means);
+    }
+
     /// Records at `place` as soon as the server has joined.
     pub(crate) fn start(&self, place: Place) {
         let mut state = self.state();
         state.place = Some(place);
         self.begin(&mut state);
+    }
+
+    /// Records at `place` now, and returns the path of the file.
+    ///
+    /// # Errors
+    /// [`Error::FailedPrecondition`] if a timeline is being recorded, or the server has not joined; [`Error::Io`].
+    pub(crate) fn start_now(&self, place: &Place) -> Result<PathBuf> {
+        let mut state = self.state();
+        if state.recorder.is_some() {
+            return Err(Error::FailedPrecondition {
+                what: "a timeline is being recorded already".to_owned(),
+                hint: "stop it before another one is started".to_owned(),
+            });
+        }
+        let Some((index, means)) = state.index.zip(self.means.get()) else {
+            let (what, hint) = ("the server has just started".to_owned(), "ask again".to_owned());
+            return Err(Error::FailedPrecondition { what, hint });
+        };
+        let path = Owner::Server(index).path(&place.place);
+        state.recorder = Some(Recorder::open(index, place, means)?);
+        self.is_on.store(true, Ordering::Relaxed);
+        Ok(path)
     }
 
     /// The server has joined its job.
@@ -75,28 +109,35 @@ impl Trace {
 
     /// A step of a sum is carried out.
     pub(crate) fn step(&self, now: Time, slot: SlotId, step: &Step) {
-        if let Some(recorder) = &mut self.state().recorder {
-            recorder.step(now.signed_ns(), slot, step);
-        }
+        self.record(|recorder| recorder.step(now.signed_ns(), slot, step));
     }
 
     /// All of the contribution of `worker` is in the sum.
     pub(crate) fn received(&self, now: Time, slot: SlotId, worker: WorkerId) {
-        if let Some(recorder) = &mut self.state().recorder {
-            recorder.received(now.signed_ns(), slot, worker);
-        }
+        self.record(|recorder| recorder.received(now.signed_ns(), slot, worker));
     }
 
     /// The sum has been taken on this exchange.
     pub(crate) fn taken(&self, now: Time, exchange: ExchangeId) {
-        if let Some(recorder) = &mut self.state().recorder {
-            recorder.taken(now.signed_ns(), exchange);
+        self.record(|recorder| recorder.taken(now.signed_ns(), exchange));
+    }
+
+    fn record(&self, event: impl FnOnce(&mut Recorder)) {
+        let mut state = self.state();
+        let Some(recorder) = &mut state.recorder else { return };
+        event(recorder);
+        if recorder.gate.is_over() && recorder.courses.is_empty() {
+            self.is_on.store(false, Ordering::Relaxed);
+            if let Some(recorder) = state.recorder.take() {
+                recorder.writer.end_apart();
+            }
         }
     }
 
     fn begin(&self, state: &mut State) {
+        let Some(means) = self.means.get() else { return };
         let Some((index, place)) = state.index.zip(state.place.take_if(|_| state.index.is_some())) else { return };
-        match Recorder::open(index, &place) {
+        match Recorder::open(index, &place, means) {
             Ok(recorder) => {
                 state.recorder = Some(recorder);
                 self.is_on.store(true, Ordering::Relaxed);
@@ -114,6 +155,7 @@ impl Trace {
 #[derive(Debug)]
 struct Recorder {
     writer: Writer,
+    gate: Gate,
     rows: BTreeMap<PartId, Rows>,
     courses: BTreeMap<SlotId, Course>,
     /// Who takes which sum on an exchange.
@@ -147,12 +189,18 @@ struct Course {
 }
 
 impl Recorder {
-    fn open(index: ServerId, Place { place, bytes_max, clocks }: &Place) -> Result<Self> {
+    fn open(index: ServerId, Place { place, window }: &Place, means: &Means) -> Result<Self> {
         let owner = Owner::Server(index);
         let path = owner.path(place);
-        let writer = Writer::open(&path, owner, *bytes_max, clocks.clone())?;
+        let writer = Writer::open(&path, owner, means.bytes_max, means.clocks.clone())?;
         tracing::info!(path = %path.display(), "recording a timeline");
-        Ok(Self { writer, rows: BTreeMap::new(), courses: BTreeMap::new(), exchanges: BTreeMap::new() })
+        Ok(Self {
+            writer,
+            gate: Gate::new(*window),
+            rows: BTreeMap::new(),
+            courses: BTreeMap::new(),
+            exchanges: BTreeMap::new(),
+        })
     }
 
     /// A sum that had begun before anybody recorded is left out.
@@ -160,7 +208,9 @@ impl Recorder {
         if let Step::Begin(spec) = step {
             // A round that begins again was void.
             self.end(now, slot);
-            self.courses.insert(slot, Course { bytes: spec.bytes, ..Course::default() });
+            if self.gate.begins(slot.round) {
+                self.courses.insert(slot, Course { bytes: spec.bytes, ..Course::default() });
+            }
         }
         let Some(course) = self.courses.get_mut(&slot) else { return };
         match step {

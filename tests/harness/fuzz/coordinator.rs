@@ -400,7 +400,7 @@ fn order(input: &mut Input<'_>) -> Frame {
         input.pick(&[Recipient::Coordinator, Recipient::Worker(WorkerId(index)), Recipient::Server(ServerId(index))]);
     let tensor = ["a", "b", ""][usize::from(input.below(3))].to_owned();
     let step = (input.byte() & 1 == 0).then(|| u64::from(input.byte()));
-    let command = match input.below(8) {
+    let command = match input.below(10) {
         0 => ControlCommand::Stats,
         1 => ControlCommand::Log { filter: "debug".to_owned() },
         2 => ControlCommand::Drain,
@@ -411,6 +411,8 @@ fn order(input: &mut Input<'_>) -> Frame {
             ControlCommand::Dump { tensor, round: input.word(), directory: "d".to_owned(), wait }
         }
         6 => ControlCommand::DumpRecorder { directory: "d".to_owned() },
+        7 => ControlCommand::Timeline { directory: "d".to_owned(), from: input.word(), steps: step },
+        8 => ControlCommand::StopTimeline,
         _ => ControlCommand::Unknown { code: input.byte().max(100), fields: input.short().to_vec() },
     };
     let wait = Duration::from_nanos(input.pick(&[0, 1, 5_000_000_000, u64::MAX]));

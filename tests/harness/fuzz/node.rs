@@ -289,7 +289,7 @@ impl World {
     fn hear(&mut self) -> bool {
         match self.told.pop_front() {
             Some(Told::Receipt { route, exchange, receipt }) => {
-                self.node.handle_receipt(self.now, route, exchange, receipt);
+                self.node.handle_receipt(self.now, route, exchange, receipt.into());
             }
             Some(Told::Squares { part, round, sum }) => self.node.handle_squares(part, round, sum),
             Some(Told::Served(served)) => self.node.handle_served(&served),

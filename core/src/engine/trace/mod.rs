@@ -6,18 +6,19 @@
 //! [`runtime::timeline`](crate::runtime::timeline).
 
 pub(super) use crate::runtime::timeline::Subject;
-pub use crate::runtime::timeline::Thread;
+pub use crate::runtime::timeline::{Thread, Window};
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, RwLock};
 
 use crate::error::{Error, Result};
 use crate::pipeline::stage::Stage;
-use crate::runtime::timeline::{Clocks, Event, Group, Of, Owner, Span, Writer};
+use crate::runtime::timeline::{Clocks, Event, Gate, Group, Of, Owner, Span, Writer};
 use crate::runtime::{Clock, JobClock};
 use crate::sched::{Outcome, Task, TaskId};
-use crate::types::{PartId, Time, WorkerId};
+use crate::types::{PartId, Round, Time, WorkerId};
 
 /// Where spans go while a file is open; nowhere else.
 #[derive(Debug)]
@@ -25,12 +26,14 @@ pub struct Timeline {
     clocks: Clocks,
     bytes_max: u64,
     writer: RwLock<Option<Writer>>,
+    /// Whether the file waits for its first step: the script's own spans are not shown before.
+    waits: AtomicBool,
 }
 
 impl Timeline {
     /// No file yet; one takes at most `bytes_max` bytes. `clock` is that of the tasks, and `job` that of their job, if there is one.
     pub fn new(clock: Clock, job: Option<JobClock>, bytes_max: u64) -> Self {
-        Self { clocks: Clocks { own: clock, job }, bytes_max, writer: RwLock::new(None) }
+        Self { clocks: Clocks { own: clock, job }, bytes_max, writer: RwLock::new(None), waits: AtomicBool::new(false) }
     }
 
     /// Opens the file of worker `rank`, and says which it is: see [`Owner::path`] for `place`.
@@ -38,6 +41,14 @@ impl Timeline {
     /// # Errors
     /// The file cannot be written, or one is open already.
     pub fn start(&self, place: &Path, rank: WorkerId) -> Result<PathBuf> {
+        self.start_within(place, rank, Window::default())
+    }
+
+    /// As [`start`](Self::start), for the steps of a window.
+    ///
+    /// # Errors
+    /// As [`start`](Self::start).
+    pub(super) fn start_within(&self, place: &Path, rank: WorkerId, window: Window) -> Result<PathBuf> {
         let mut writer = self.writer.write().expect(LOCK);
         if writer.is_some() {
             return Err(Error::FailedPrecondition {
@@ -48,6 +59,7 @@ impl Timeline {
         let owner = Owner::Worker(rank);
         let path = owner.path(place);
         *writer = Some(Writer::open(&path, owner, self.bytes_max, self.clocks.clone())?);
+        self.waits.store(!Gate::new(window).is_open(), Ordering::Relaxed);
         Ok(path)
     }
 
@@ -57,9 +69,18 @@ impl Timeline {
         drop(writer);
     }
 
+    /// Completes the file without a wait.
+    fn stop_apart(&self) {
+        if let Some(writer) = self.writer.write().expect(LOCK).take() {
+            writer.end_apart();
+        }
+    }
+
     /// Records what the training script did from `start_ns` to `end_ns`, in nanoseconds of the system's monotonic clock.
     pub fn record(&self, thread: Thread<'_>, name: &str, start_ns: i64, end_ns: i64) {
-        if let Some(writer) = &*self.writer.read().expect(LOCK) {
+        if let Some(writer) = &*self.writer.read().expect(LOCK)
+            && !self.waits.load(Ordering::Relaxed)
+        {
             writer.thread(thread);
             let name = name.to_owned().into();
             writer.send(Event::Span(Span {
@@ -82,6 +103,7 @@ impl Timeline {
 #[derive(Debug)]
 pub(super) struct TaskTrace {
     timeline: Arc<Timeline>,
+    gate: Gate,
     rows: BTreeMap<PartId, Row>,
     courses: BTreeMap<TaskId, Course>,
 }
@@ -113,8 +135,26 @@ enum Place {
 }
 
 impl TaskTrace {
-    pub(super) const fn new(timeline: Arc<Timeline>) -> Self {
-        Self { timeline, rows: BTreeMap::new(), courses: BTreeMap::new() }
+    /// Records the steps of `window`.
+    pub(super) fn new(timeline: Arc<Timeline>, window: Window) -> Self {
+        Self { timeline, gate: Gate::new(window), rows: BTreeMap::new(), courses: BTreeMap::new() }
+    }
+
+    /// A round of a sum begins, whose tasks come next.
+    pub(super) fn begins(&mut self, round: Round) {
+        self.gate.begins(round);
+        if self.gate.is_open() {
+            self.timeline.waits.store(false, Ordering::Relaxed);
+        }
+    }
+
+    /// Completes the file if the last step is over and all its tasks are gone; whether it did.
+    pub(super) fn ends(&self) -> bool {
+        let ends = self.gate.is_over() && self.courses.is_empty();
+        if ends {
+            self.timeline.stop_apart();
+        }
+        ends
     }
 
     /// A task waits for its first stage. `tensors` names those of its part.
@@ -160,6 +200,9 @@ impl TaskTrace {
     }
 
     fn follow(&mut self, now: Time, id: TaskId, subject: Subject, tensors: impl FnOnce() -> Vec<String>, place: Place) {
+        if !self.gate.records() {
+            return;
+        }
         let number = self.rows.len() as u64 + 1;
         self.rows.entry(subject.part).or_insert_with(|| Row {
             number,

@@ -12,7 +12,7 @@ use crate::types::{DeviceKind, Priority, Round, ServerId, TensorKey};
 fn a_task_leaves_its_stages_and_what_they_were_of() {
     let place = tempfile::tempdir().unwrap();
     let path = record(place.path(), |timeline| {
-        let mut trace = TaskTrace::new(Arc::clone(timeline));
+        let mut trace = TaskTrace::new(Arc::clone(timeline), Window::default());
         let mut scheduler = scheduler();
         let (id, subject) = submit(&mut scheduler);
         trace.submitted(at(0), id, subject, || vec!["weight".to_owned()]);
@@ -45,7 +45,7 @@ fn a_task_leaves_its_stages_and_what_they_were_of() {
 fn a_repeated_push_says_why() {
     let place = tempfile::tempdir().unwrap();
     let path = record(place.path(), |timeline| {
-        let mut trace = TaskTrace::new(Arc::clone(timeline));
+        let mut trace = TaskTrace::new(Arc::clone(timeline), Window::default());
         let mut scheduler = scheduler();
         let (id, subject) = submit(&mut scheduler);
         trace.submitted(at(0), id, subject, || vec!["a".to_owned(), "b".to_owned()]);
@@ -65,7 +65,7 @@ fn a_task_that_runs_already_is_recorded_from_its_next_stage_on() {
         let mut scheduler = scheduler();
         let (id, subject) = submit(&mut scheduler);
         scheduler.take(at(1), Stage::Push).unwrap();
-        let mut trace = TaskTrace::new(Arc::clone(timeline));
+        let mut trace = TaskTrace::new(Arc::clone(timeline), Window::default());
         trace.found(at(2), id, subject, || vec!["late".to_owned()]);
         trace.finished(at(3), id, Stage::Push, &Outcome::Done);
         scheduler.finish(at(3), id, Outcome::Done);
@@ -73,6 +73,48 @@ fn a_task_that_runs_already_is_recorded_from_its_next_stage_on() {
     });
     let names: Vec<String> = spans(&path).iter().map(|span| span["name"].as_str().unwrap().to_owned()).collect();
     assert_eq!(names, ["PULL"]);
+}
+
+#[test]
+fn a_window_of_steps_is_recorded_and_its_last_tasks_end_before_the_file_does() {
+    let place = tempfile::tempdir().unwrap();
+    let timeline = Arc::new(Timeline::new(Clock::start(), None, 1 << 20));
+    let window = Window { from: 5, steps: Some(1) };
+    let path = timeline.start_within(place.path(), WorkerId(3), window).unwrap();
+    let thread = Thread { id: 77, name: "main" };
+    let origin = -timeline.clocks.own.since_origin_ns(0);
+    let (mut scheduler, mut trace) = (scheduler(), TaskTrace::new(Arc::clone(&timeline), window));
+    let (first, of_first) = submit(&mut scheduler);
+    timeline.record(thread, "too early", origin, origin + 1);
+    // The same task in other rounds.
+    let in_round = |round| Subject { round: Round(round), ..of_first.clone() };
+    trace.begins(Round(4));
+    trace.submitted(at(0), first, in_round(4), || vec!["w".to_owned()]);
+    trace.released(first);
+    assert!(!trace.ends());
+    trace.begins(Round(5));
+    trace.submitted(at(10), first, in_round(5), || vec!["w".to_owned()]);
+    timeline.record(thread, "shown", origin, origin + 1);
+    let (second, _) = submit(&mut scheduler);
+    trace.begins(Round(6));
+    trace.submitted(at(20), second, in_round(6), || vec!["w".to_owned()]);
+    assert!(!trace.ends(), "a task of the last step is under way");
+    let task = scheduler.take(at(30), Stage::Push).unwrap();
+    trace.taken(at(30), &task, Stage::Push);
+    trace.finished(at(40), first, Stage::Push, &Outcome::Done);
+    trace.released(first);
+    assert!(trace.ends());
+    // Another one can be recorded at once, while the file is completed.
+    timeline.start(&place.path().join("next.json"), WorkerId(3)).unwrap();
+    timeline.stop();
+    let whole = || std::fs::read_to_string(&path).ok().filter(|text| text.ends_with("]\n"));
+    while whole().is_none() {
+        std::thread::yield_now();
+    }
+    let spans = spans(&path);
+    let told: Vec<&str> = spans.iter().map(|span| span["name"].as_str().unwrap()).collect();
+    assert_eq!(told, ["shown", "QUEUE", "PUSH"]);
+    assert_eq!(spans[2]["args"]["round"], 5);
 }
 
 #[test]

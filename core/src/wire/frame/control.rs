@@ -80,6 +80,13 @@ impl Field for ControlCommand {
                 fields.text(directory, usize::MAX);
                 command::DUMP_RECORDER
             }
+            Self::Timeline { directory, from, steps } => {
+                fields.text(directory, usize::MAX);
+                fields.u64(*from);
+                fields.option(steps.as_ref(), |fields, steps| fields.u64(*steps));
+                command::TIMELINE
+            }
+            Self::StopTimeline => command::STOP_TIMELINE,
             Self::Unknown { code, fields: bytes } => {
                 fields.raw(bytes);
                 *code
@@ -118,6 +125,12 @@ impl Field for ControlCommand {
             command::DUMP_RECORDER => {
                 Self::DumpRecorder { directory: fields.text(CHECKPOINT_PATH_BYTES_MAX, "directory of a dump")? }
             }
+            command::TIMELINE => Self::Timeline {
+                directory: fields.text(CHECKPOINT_PATH_BYTES_MAX, "directory of a timeline")?,
+                from: fields.u64("first step")?,
+                steps: fields.option("steps", |fields| fields.u64("steps"))?,
+            },
+            command::STOP_TIMELINE => Self::StopTimeline,
             code => Self::Unknown { code, fields: fields.raw(len, "fields of a command")?.to_vec() },
         };
         fields.finish()?;
@@ -200,6 +213,8 @@ mod command {
     pub(super) const SET_RATE: u8 = 5;
     pub(super) const DUMP: u8 = 6;
     pub(super) const DUMP_RECORDER: u8 = 7;
+    pub(super) const TIMELINE: u8 = 8;
+    pub(super) const STOP_TIMELINE: u8 = 9;
 }
 
 /// The codes of answers; they never change.

@@ -11,6 +11,7 @@ mod verdict;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
+use gradlane_core::engine::{FLIGHT_SUFFIX, STACKS_SUFFIX};
 use gradlane_core::{Error, Result};
 
 use super::screen::say;
@@ -25,7 +26,7 @@ pub(super) fn explain(directory: &Path) -> Result<i32> {
     if found.is_empty() {
         return Err(Error::NotFound {
             what: format!("a dump of a flight recorder in {}", directory.display()),
-            hint: format!("give the directory with the files that end in {SUFFIX}: `flight` below dump_dir"),
+            hint: format!("give the directory with the files that end in {FLIGHT_SUFFIX}: `flight` below dump_dir"),
         });
     }
     say(&verdict::explain(&found))
@@ -42,7 +43,7 @@ fn read(directory: &Path) -> Result<Vec<Found>> {
         let path = entry.map_err(failed)?.path();
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         // A draft of a dump that is being written begins with a point.
-        if name.ends_with(SUFFIX) && !name.starts_with('.') {
+        if name.ends_with(FLIGHT_SUFFIX) && !name.starts_with('.') {
             paths.push(path);
         }
     }
@@ -58,7 +59,7 @@ fn found(path: &Path) -> Found {
 
 /// The Python stacks that were written beside a dump, if there are some.
 fn stacks_of(dump: &Path) -> Option<String> {
-    let name = dump.file_name()?.to_str()?.strip_suffix(SUFFIX)?.to_owned() + STACKS;
+    let name = dump.file_name()?.to_str()?.strip_suffix(FLIGHT_SUFFIX)?.to_owned() + STACKS_SUFFIX;
     let text = text(&PathBuf::from(dump).with_file_name(name)).ok()?;
     stacks::main_thread(&text)
 }
@@ -77,9 +78,5 @@ fn text(path: &Path) -> std::result::Result<String, String> {
     String::from_utf8(bytes).map_err(|_| "it is no text".to_owned())
 }
 
-/// How the name of a dump ends.
-const SUFFIX: &str = ".flight.json";
-/// How the name of the file with the Python stacks ends, in its place.
-const STACKS: &str = ".stacks.txt";
 /// The longest dump, with the most events that can be set, has less.
 const BYTES_MAX: u64 = 256 << 20;

@@ -187,7 +187,9 @@ fn the_dumps_of_a_directory_are_read_with_the_stacks_beside_them() {
     write("night-worker-1.stacks.txt", STACKS_OF_TWO_THREADS);
     let found = read(dir.path()).unwrap();
     assert_eq!(found.len(), 2);
-    assert!(verdict::explain(&found).contains("it was in loader.py:17 (next_batch)"));
+    assert!(
+        verdict::explain(&found).contains("it was in loader.py:17 (next_batch), called from train.py:40 (<module>).")
+    );
     std::fs::write(dir.path().join("bytes.flight.json"), [0xff, 0xfe]).unwrap();
     assert!(verdict::explain(&read(dir.path()).unwrap()).contains("bytes.flight.json: it is no text"));
     let empty = tempfile::tempdir().unwrap();
@@ -196,8 +198,16 @@ fn the_dumps_of_a_directory_are_read_with_the_stacks_beside_them() {
 }
 
 #[test]
-fn the_innermost_function_of_the_main_thread_that_is_not_gradlanes_is_told() {
-    assert_eq!(stacks::main_thread(STACKS_OF_TWO_THREADS).as_deref(), Some("loader.py:17 (next_batch)"));
+fn the_innermost_functions_of_the_main_thread_that_are_not_gradlanes_are_told() {
+    assert_eq!(
+        stacks::main_thread(STACKS_OF_TWO_THREADS).as_deref(),
+        Some("loader.py:17 (next_batch), called from train.py:40 (<module>)")
+    );
+    let deep: String = (0..9).map(|n| format!("  File \"/a/f{n}.py\", line {n} in g{n}\n")).collect();
+    assert_eq!(
+        stacks::main_thread(&format!("Current thread 0x1 (most recent call first):\n{deep}")).as_deref(),
+        Some("f0.py:0 (g0), called from f1.py:1 (g1), called from f2.py:2 (g2)")
+    );
     assert_eq!(stacks::main_thread("nothing of the kind"), None);
     assert_eq!(stacks::main_thread("Thread 0x1 (most recent call first):\n"), None);
     let only_ours = "Thread 0x1 (most recent call first):\n  File \"/x/gradlane/_handle.py\", line 5 in wait\n";

@@ -11,7 +11,7 @@ mod render;
 mod terminal;
 
 #[cfg(test)]
-pub(crate) mod tests;
+mod tests;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

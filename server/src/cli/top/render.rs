@@ -7,7 +7,7 @@ use gradlane_core::types::printable;
 use gradlane_core::wire::frame::Health;
 
 use crate::cli::screen::table;
-use crate::look::words::{bytes, health, millis, percent, rate, waits};
+use crate::look::words::{bytes, health, micros, millis, percent, rate, small_percent, waits};
 use crate::look::{Look, RankLine, ServerLine};
 
 /// How workers are ordered.
@@ -86,10 +86,23 @@ fn head(look: &Look, is_paused: bool) -> String {
 /// The most tensors that wait.
 const WAITING: usize = 3;
 
-const RANKS: [&str; 10] =
-    ["RANK", "HOST", "STATE", "STEP", "LATE/step", "CAUSE", "BLOCKED", "PUSH/s", "PULL/s", "OPEN"];
+const RANKS: [&str; 13] = [
+    "RANK",
+    "HOST",
+    "STATE",
+    "STEP",
+    "LATE/step",
+    "CAUSE",
+    "BLOCKED",
+    "PUSH/s",
+    "PULL/s",
+    "LIMIT",
+    "RTT",
+    "LOSS",
+    "OPEN",
+];
 
-fn rank(line: &RankLine) -> [String; 10] {
+fn rank(line: &RankLine) -> [String; 13] {
     [
         line.rank.to_string(),
         line.host.clone(),
@@ -100,6 +113,9 @@ fn rank(line: &RankLine) -> [String; 10] {
         known(line.blocked, percent),
         known(line.push, rate),
         known(line.pull, rate),
+        known(line.limit, |limit| limit.name().to_owned()),
+        known(line.rtt, micros),
+        known(line.loss, small_percent),
         known(line.open, |open| open.to_string()),
     ]
 }

@@ -211,6 +211,14 @@ impl Gathered {
         gathered
     }
 
+    /// When each member told something last, in nanoseconds since 1970.
+    pub(super) fn last_seen(&self) -> Vec<((Role, u32), u64)> {
+        let origin = self.clock.read_wall().origin_unix_ns();
+        let members = self.lock();
+        let told = members.told.iter().filter_map(|(member, told)| Some((*member, told.as_ref()?.at)));
+        told.map(|(member, at)| (member, origin.saturating_add(at.0))).collect()
+    }
+
     fn is_of_late(&self, told: &Told, now: Time) -> bool {
         now < told.at + self.lasts
     }
@@ -274,6 +282,9 @@ mod tests {
         assert_eq!(missing, BTreeSet::from(["worker 0", "server 0"]));
         let [shown] = &latest.instances[..] else { panic!("{latest:?}") };
         assert_eq!((shown.scope, shown.number("pushes")), ("worker", Some(7)));
+        let seen = gathered.last_seen();
+        let year_2020 = 1_577_836_800_000_000_000;
+        assert!(matches!(seen[..], [((Role::Worker, 1), at)] if at > year_2020), "{seen:?}");
         assert_eq!(shown.further, [("role", "worker".to_owned()), ("index", "1".to_owned())]);
 
         gathered.follow(&census(1), std::iter::empty());

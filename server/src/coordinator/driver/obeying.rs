@@ -20,6 +20,8 @@ pub(super) fn obey(probe: &Probe, command: ControlCommand) -> Result<ControlAnsw
         | ControlCommand::SetRate { .. }
         | ControlCommand::Dump { .. }
         | ControlCommand::DumpRecorder { .. }
+        | ControlCommand::Timeline { .. }
+        | ControlCommand::StopTimeline
         | ControlCommand::Unknown { .. } => Err(command.refusal("the process of a coordinator")),
     }
 }

@@ -5,6 +5,7 @@ use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use gradlane_core::metrics::{CoordinatorMetrics, Instance};
+use gradlane_core::runtime::Usage;
 use gradlane_core::runtime::exporter::{self, Shown, Standing, StandingCell};
 use gradlane_core::types::{Phase, Role};
 use gradlane_core::wire::frame::Hold;
@@ -24,6 +25,7 @@ pub(super) struct Probe {
     standing: StandingCell,
     /// The settings of its process in one number.
     settings: u64,
+    usage: Usage,
 }
 
 impl Probe {
@@ -33,7 +35,8 @@ impl Probe {
         CoordinatorMetrics::set(&metrics.workers_expected, config.workers.into());
         CoordinatorMetrics::set(&metrics.servers_expected, config.servers.into());
         let gathered = Gathered::new(config.suspect_timeout.max(TOLD_LASTS));
-        Self { job: config.job.clone(), metrics, gathered, standing: StandingCell::default(), settings }
+        let (standing, usage) = (StandingCell::default(), Usage::new());
+        Self { job: config.job.clone(), metrics, gathered, standing, settings, usage }
     }
 
     /// The job may have changed.
@@ -98,6 +101,8 @@ impl Shown for Probe {
 
     fn values(&self) -> Option<Instance> {
         CoordinatorMetrics::set(&self.metrics.members_answered, self.gathered.answered() as u64);
+        self.metrics.member_last_seen_nanoseconds.set(self.gathered.last_seen());
+        self.usage.refresh(&self.metrics);
         Some(self.metrics.instance(&self.job))
     }
 

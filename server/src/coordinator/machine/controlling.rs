@@ -47,6 +47,8 @@ impl Coordinator {
             | ControlCommand::Save { .. }
             | ControlCommand::Dump { .. }
             | ControlCommand::DumpRecorder { .. }
+            | ControlCommand::Timeline { .. }
+            | ControlCommand::StopTimeline
             | ControlCommand::Unknown { .. } => vec![recipient],
         };
         let number = self.controls.begin(now, (link, request), wait, &command, recipients.iter().copied())?;
@@ -89,6 +91,7 @@ impl Coordinator {
             ControlCommand::Dump { .. } | ControlCommand::DumpRecorder { .. } => {
                 matches!(recipient, Recipient::Worker(_))
             }
+            ControlCommand::Timeline { .. } | ControlCommand::StopTimeline => !is_coordinator,
             ControlCommand::Save { .. } | ControlCommand::SetRate { .. } => is_coordinator,
             ControlCommand::Unknown { .. } => return Err(command.refusal("the coordinator")),
         };

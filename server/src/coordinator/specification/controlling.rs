@@ -61,6 +61,7 @@ fn what_makes_no_sense_is_refused_and_the_connection_stays() {
         (server, save(), "save is no order for server-0"),
         (server, dump(), "dump is no order for server-0"),
         (server, ControlCommand::DumpRecorder { directory: "d".to_owned() }, "dump is no order for server-0"),
+        (Recipient::Coordinator, ControlCommand::StopTimeline, "timeline is no order for coordinator"),
         (server, set("w", 0.5, None), "set is no order for server-0"),
         (Recipient::Coordinator, set("w", 0.5, None), "the parameter w is not there; no parameter of this job"),
         (Recipient::Coordinator, set("w", f64::NAN, None), "a learning rate of NaN"),

@@ -93,7 +93,7 @@ fn notes(look: &Look, around: &Around) -> String {
     let class = match look.verdict {
         Verdict::Unknown | Verdict::NoSums => "",
         Verdict::Nobody => "fine",
-        Verdict::Late { .. } => "late",
+        Verdict::Late { .. } | Verdict::Behind { .. } | Verdict::Credit { .. } => "late",
     };
     note(class, &format!("verdict: {}", text(&look.verdict.to_string(), SENTENCE)));
     if !look.missing.is_empty() {

@@ -5,8 +5,8 @@ use gradlane_core::types::{Cause, PartId, Role, Round, TensorKey, WorkerId};
 use gradlane_core::wire::frame::{Health, Waiting, WaitingTensor};
 
 use super::*;
-use crate::cli::top::tests::Job;
 use crate::look::Reading;
+use crate::look::tests::Job;
 
 #[test]
 fn a_small_job_is_one_page() {

@@ -13,13 +13,13 @@ use gradlane_core::wire::frame::{Stall, Waiting};
 use gradlane_core::wire::{Contribute, Restore, Target, Withdraw};
 
 use super::absence::Absence;
-use super::lateness::Blamed;
+use super::lateness::{Blamed, Coming};
 use super::readers::Readers;
 use super::refusals::{lost, stalled};
 use super::residual::Residual;
 use super::round::{Open, RoundState, Slot, Spec, Uploading};
 use crate::node::budget::Budget;
-use crate::node::command::{Command, Receipt, SlotId};
+use crate::node::command::{Added, Command, Receipt, SlotId};
 use crate::node::config::NodeConfig;
 use crate::node::membership::{Callers, Membership, Succession};
 
@@ -207,14 +207,15 @@ impl Aggregator {
         id: SlotId,
         worker: WorkerId,
         exchange: ExchangeId,
-        receipt: Receipt,
+        added: Added,
         budget: &mut Budget,
     ) {
-        self.note_receipt(now, id, worker, exchange, receipt);
+        self.note_receipt(now, id, worker, exchange, added);
         self.settle(budget);
     }
 
-    fn note_receipt(&mut self, now: Time, id: SlotId, worker: WorkerId, exchange: ExchangeId, receipt: Receipt) {
+    fn note_receipt(&mut self, now: Time, id: SlotId, worker: WorkerId, exchange: ExchangeId, added: Added) {
+        let Added { receipt, behind } = added;
         // The sum needs no more bytes of its body.
         self.unroute(exchange);
         if self.is_restored_by(id, exchange) {
@@ -230,7 +231,7 @@ impl Aggregator {
                 {
                     *state = ExchangeState::Waiting;
                 }
-                self.count(now, id, worker, coming);
+                self.count(now, id, worker, Coming { behind, ..coming });
             }
             Receipt::Damaged => {
                 let (tensor, round, from) = (id.part.key.into(), id.round, worker.to_string());

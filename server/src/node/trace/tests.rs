@@ -120,6 +120,7 @@ fn recording_begins_when_the_index_and_the_place_are_known_and_ends_with_a_whole
     let folder = tempfile::tempdir().unwrap();
     for joins_first in [true, false] {
         let trace = Trace::default();
+        trace.equip(means());
         assert!(!trace.is_on());
         if joins_first {
             trace.joined(ServerId(3));
@@ -139,15 +140,49 @@ fn recording_begins_when_the_index_and_the_place_are_known_and_ends_with_a_whole
 #[test]
 fn a_place_that_cannot_be_written_leaves_the_server_without_a_timeline() {
     let trace = Trace::default();
+    trace.equip(means());
+    let nowhere = place(Path::new("/dev/null/timeline"));
+    assert!(matches!(trace.start_now(&nowhere), Err(Error::FailedPrecondition { .. })), "it has not joined");
     trace.joined(ServerId(0));
-    trace.start(place(Path::new("/dev/null/timeline")));
+    let refused = trace.start_now(&nowhere).unwrap_err();
+    assert!(refused.to_string().contains("/dev/null/timeline/server-0/comm.json"), "{refused}");
+    trace.start(nowhere);
     assert!(!trace.is_on());
+    trace.stop(at(1_000));
+}
+
+#[test]
+fn a_window_of_steps_is_recorded_and_its_last_sums_are_freed_before_the_file_ends() {
+    let folder = tempfile::tempdir().unwrap();
+    let trace = Trace::default();
+    trace.equip(means());
+    trace.joined(ServerId(0));
+    let ordered = Place { place: folder.path().to_owned(), window: Window { from: 5, steps: Some(2) } };
+    let path = trace.start_now(&ordered).unwrap();
+    assert!(matches!(trace.start_now(&ordered), Err(Error::FailedPrecondition { .. })), "one at a time");
+    for round in 3..9 {
+        begin(&trace, at(100 * round), slot(round));
+        receive(&trace, at(100 * round + 1), slot(round), 0);
+        trace.step(at(100 * round + 2), slot(round), &Step::Seal);
+        // The memory of a sum is free when the next but one begins.
+        trace.step(at(100 * round + 3), slot(round - 1), &Step::Drop);
+        assert_eq!(trace.is_on(), round < 7, "{round}");
+    }
+    let whole = || std::fs::read_to_string(&path).ok().filter(|text| text.ends_with("]\n"));
+    while whole().is_none() {
+        std::thread::yield_now();
+    }
+    let events = read(&path);
+    let sums = events.iter().filter(|event| event["ph"] == "X");
+    assert_eq!(sums.map(|event| event["args"]["round"].as_u64().unwrap()).collect::<Vec<_>>(), [5, 6]);
+    trace.start_now(&ordered).unwrap();
     trace.stop(at(1_000));
 }
 
 fn record(script: impl FnOnce(&Trace)) -> Vec<Value> {
     let folder = tempfile::tempdir().unwrap();
     let trace = Trace::default();
+    trace.equip(means());
     trace.start(place(folder.path()));
     trace.joined(ServerId(0));
     script(&trace);
@@ -156,7 +191,11 @@ fn record(script: impl FnOnce(&Trace)) -> Vec<Value> {
 }
 
 fn place(place: &Path) -> Place {
-    Place { place: place.to_owned(), bytes_max: 1 << 20, clocks: Clocks { own: Clock::start(), job: None } }
+    Place { place: place.to_owned(), window: Window::default() }
+}
+
+fn means() -> Means {
+    Means { bytes_max: 1 << 20, clocks: Clocks { own: Clock::start(), job: None } }
 }
 
 fn read(path: &Path) -> Vec<Value> {

@@ -9,6 +9,8 @@ The setting `timeline` records from `init()` on. The files are in Chrome's trace
 (ui.perfetto.dev) and `chrome://tracing`. Their times are of a monotonic clock, and they say what the wall clock showed,
 so that `merge` puts several workers, or PyTorch's profiler, into one picture. A process that was killed leaves a file
 that can still be read.
+
+`python -m gradlane.timeline merge --out all.json FILES` merges on the command line.
 """
 
 from __future__ import annotations
@@ -17,13 +19,25 @@ import contextlib
 import os
 import threading
 import time
+from collections.abc import Iterable, Iterator, Sized
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
-from gradlane import _session
+from gradlane import _core, _session
 
-__all__ = ["ClockOffset", "Merged", "Violation", "clock", "merge", "span", "start_timeline", "stop_timeline"]
+__all__ = [
+    "ClockOffset",
+    "Merged",
+    "Pair",
+    "Violation",
+    "clock",
+    "data",
+    "merge",
+    "span",
+    "start_timeline",
+    "stop_timeline",
+]
 
 
 def start_timeline(path: str | os.PathLike[str]) -> Path:
@@ -72,6 +86,45 @@ def record(name: str, start_ns: int, end_ns: int) -> None:
         _session.session().record_span(thread.native_id or 0, thread.name, name, start_ns, end_ns)
 
 
+_Batch = TypeVar("_Batch")
+
+
+def data(batches: Iterable[_Batch]) -> Iterable[_Batch]:
+    """Tells how long the training waits for its data, so that `gradlane top` can tell a slow data loader from other causes.
+
+        for images, labels in gradlane.timeline.data(loader):
+            ...
+
+    The waits count in the metric `data_wait_nanoseconds`, and show as `data` on the row of this thread in a timeline. It
+    costs about 1 µs a batch.
+
+    Args:
+        batches: what gives the batches, such as PyTorch's `DataLoader`. The result can be iterated as often as it, and has
+            its length.
+    """
+    return _Data(batches)
+
+
+class _Data(Generic[_Batch]):
+    def __init__(self, batches: Iterable[_Batch]) -> None:
+        self._batches = batches
+
+    def __iter__(self) -> Iterator[_Batch]:
+        start = time.monotonic_ns()
+        for batch in self._batches:
+            end = time.monotonic_ns()
+            record("data", start, end)
+            if _session.is_initialized():
+                _core.count_data_wait(_session.session(), end - start)
+            yield batch
+            start = time.monotonic_ns()
+
+    def __len__(self) -> int:
+        if not isinstance(self._batches, Sized):
+            raise TypeError(f"{type(self._batches).__name__} has no length")
+        return len(self._batches)
+
+
 class ClockOffset(NamedTuple):
     """How far the coordinator's clock is ahead of the wall clock of this host."""
 
@@ -104,6 +157,24 @@ class Violation:
 
 
 @dataclass(frozen=True)
+class Pair:
+    """How the clocks of two machines agree with each other, by the sums of a worker on one and a server on the other."""
+
+    worker: str
+    """The machine of the worker, by the name of its host."""
+    server: str
+    orders: int
+    """How many orders of two events were looked at."""
+    violations: int
+    """How many of them cannot have been."""
+    worst: float
+    """By how much the worst of them is wrong at least, in seconds; 0 if there is none."""
+    error: float | None
+    """How far the two clocks may be apart at most, in seconds, as both files say: half of a heartbeat's delay for each, and
+    the drift since. 0 on one machine. None if a wall clock was all that was known, so that every wrong order counts."""
+
+
+@dataclass(frozen=True)
 class Merged:
     """What came of merging timelines."""
 
@@ -114,31 +185,46 @@ class Merged:
     """Those files."""
     violations: tuple[Violation, ...] = ()
     """What cannot have been, the worst first, at most 100: a server had something before a worker sent it, or a worker
-    before the server. Times that are off by less than `error` explain those that are shorter than twice that."""
+    before the server, and the errors of both clocks do not explain it."""
+    pairs: tuple[Pair, ...] = ()
+    """The same, counted for each two machines."""
 
 
-def merge(*paths: str | os.PathLike[str], out: str | os.PathLike[str]) -> Merged:
-    """Merges several timelines into one file, such as those of all workers and of PyTorch's profiler.
+def merge(
+    *paths: str | os.PathLike[str],
+    out: str | os.PathLike[str] | None = None,
+    perfetto: str | os.PathLike[str] | None = None,
+) -> Merged:
+    """Merges several timelines, such as those of all workers and of PyTorch's profiler.
 
     All times become those of the coordinator's clock, whose offset the files of gradlane know; see `clock`. The first event
     of the merged file says when it began. A file of PyTorch's profiler is placed by the timeline of the same process, or
-    else of the same host, if one is given: it knows what the wall clock showed there, and when somebody set it. Processes of other programs' files get other numbers where theirs are in use, because PyTorch's profiler
-    gives small numbers to GPUs.
+    else of the same host, if one is given: it knows what the wall clock showed there, and when somebody set it. Processes
+    of other programs' files get other numbers where theirs are in use, because PyTorch's profiler gives small numbers to
+    GPUs.
 
     Rows of servers get the names of tensors from the files of workers. Arrows lead from each PUSH to the SUM of its server
     and from there to each PULL.
 
+    Args:
+        out: one file for Perfetto or `chrome://tracing`; without it, none is written.
+        perfetto: a tar for Perfetto of version 58 or later, which shows the rows of each machine under its name. It has the
+            events of each file in a file of its own, and no arrows.
     Returns:
         How far times may be wrong, which files could only be placed by the wall clocks of their hosts, and which events lie
-        in an order in which they cannot have been.
+        in an order in which they cannot have been. The first event of the merged file says so too.
     Raises:
         InvalidArgumentError: a file is no timeline, or one of another version of gradlane.
+        OSError: a file cannot be read or written.
     """
     # Here, because importing gradlane has to be quick.
     import json
 
-    from gradlane import _timeline_files
+    from gradlane import _timeline_bundle, _timeline_files
 
-    events, merged = _timeline_files.merge([_timeline_files.read(Path(path)) for path in paths])
-    Path(out).write_text(json.dumps(events), encoding="utf-8")
-    return merged
+    picture = _timeline_files.merge([_timeline_files.read(Path(path)) for path in paths])
+    if out is not None:
+        Path(out).write_text(json.dumps(picture.events), encoding="utf-8")
+    if perfetto is not None:
+        _timeline_bundle.write(picture.files, Path(perfetto))
+    return picture.merged

@@ -1,0 +1,113 @@
+//! `gradlane ctl timeline`: has members record timelines, or complete their files.
+
+use std::time::Duration;
+
+use gradlane_core::runtime::Operator;
+use gradlane_core::types::{ControlAnswer, ControlCommand, Recipient};
+use gradlane_core::{Error, Result};
+use serde_json::json;
+
+use super::order_all::order_all;
+use super::screen::say;
+use crate::exit;
+
+/// Gives the order to these members, which obey at the same time. Those that do not are named on standard error; the others are not
+/// disturbed. Workers come first: if none of them obeys, such as for a step that has begun, no server is asked.
+///
+/// # Errors
+/// Why no order can be given.
+pub(super) fn order(
+    operator: &mut Operator,
+    members: Vec<Recipient>,
+    command: &ControlCommand,
+    timeout: Duration,
+    json: bool,
+) -> Result<i32> {
+    let asked = members.len();
+    let (workers, servers): (Vec<_>, Vec<_>) =
+        members.into_iter().partition(|member| matches!(member, Recipient::Worker(_)));
+    let only_servers = workers.is_empty();
+    let mut outcomes = order_all(operator, workers, timeout, command)?;
+    if only_servers || outcomes.iter().any(|(_, outcome)| outcome.is_ok()) {
+        outcomes.extend(order_all(operator, servers, timeout, command)?);
+    }
+    let (obeyed, errors) = sorted(outcomes);
+    for (member, error) in &errors {
+        exit::complain(&format!("{member}: {error}"));
+    }
+    say(&if json { as_json(&obeyed, &errors) } else { as_text(&obeyed, asked, command) })?;
+    Ok(errors.first().map_or(exit::SUCCESS, |(_, error)| exit::code(error)))
+}
+
+/// The members that obeyed, with the files that they write, and those that did not.
+type Sorted = (Vec<(Recipient, Vec<String>)>, Vec<(Recipient, Error)>);
+
+fn sorted(outcomes: Vec<(Recipient, Result<ControlAnswer>)>) -> Sorted {
+    let (mut obeyed, mut errors) = Sorted::default();
+    for (member, outcome) in outcomes {
+        match outcome {
+            Ok(ControlAnswer::Dumped { files }) => obeyed.push((member, files)),
+            Ok(ControlAnswer::Done) => obeyed.push((member, Vec::new())),
+            Ok(ControlAnswer::Stats(_) | ControlAnswer::Saved(_) | ControlAnswer::RateSet { .. }) => {
+                let what = format!("{member} has answered something else than where its timeline is");
+                errors.push((member, Error::Internal { what }));
+            }
+            Err(error) => errors.push((member, error)),
+        }
+    }
+    (obeyed, errors)
+}
+
+fn as_text(obeyed: &[(Recipient, Vec<String>)], asked: usize, command: &ControlCommand) -> String {
+    let count = format!("{} of {asked} members", obeyed.len());
+    let ControlCommand::Timeline { from, steps, .. } = command else {
+        return format!("{count} record no timeline any more");
+    };
+    let files = obeyed.iter().flat_map(|(member, files)| files.iter().map(move |file| format!("{member}: {file}\n")));
+    let files: String = files.collect();
+    match (from, steps) {
+        (0, None) => format!("{files}{count} record a timeline until `gradlane ctl timeline --stop`"),
+        (from, None) => format!("{files}{count} record from step {from} on until `gradlane ctl timeline --stop`"),
+        (from, Some(1)) => format!("{files}{count} record step {from}"),
+        (from, Some(steps)) => format!("{files}{count} record steps {from} to {}", from.saturating_add(steps - 1)),
+    }
+}
+
+fn as_json(obeyed: &[(Recipient, Vec<String>)], errors: &[(Recipient, Error)]) -> String {
+    let files = obeyed.iter().map(|(member, files)| (member.to_string(), json!(files)));
+    let errors = errors.iter().map(|(member, error)| (member.to_string(), json!(error.to_string())));
+    let object = |entries: Vec<(String, serde_json::Value)>| serde_json::Value::Object(entries.into_iter().collect());
+    json!({ "files": object(files.collect()), "errors": object(errors.collect()) }).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use gradlane_core::types::{ServerId, WorkerId};
+
+    use super::*;
+
+    #[test]
+    fn members_that_do_not_obey_are_counted_and_told_apart() {
+        let (worker, server) = (|rank| Recipient::Worker(WorkerId(rank)), Recipient::Server(ServerId(0)));
+        let (obeyed, errors) = sorted(vec![
+            (worker(0), Ok(ControlAnswer::Dumped { files: vec!["/d/0/comm.json".to_owned()] })),
+            (worker(1), Err(Error::Cancelled)),
+            (server, Ok(ControlAnswer::RateSet { step: None })),
+        ]);
+        assert_eq!(errors.iter().map(|(member, _)| *member).collect::<Vec<_>>(), [worker(1), server]);
+        let steps = |from, steps| ControlCommand::Timeline { directory: "d".to_owned(), from, steps };
+        for (command, says) in [
+            (steps(0, None), "1 of 3 members record a timeline until `gradlane ctl timeline --stop`"),
+            (steps(7, None), "1 of 3 members record from step 7 on until `gradlane ctl timeline --stop`"),
+            (steps(7, Some(1)), "1 of 3 members record step 7"),
+            (steps(7, Some(3)), "1 of 3 members record steps 7 to 9"),
+            (steps(7, Some(u64::MAX)), "1 of 3 members record steps 7 to 18446744073709551615"),
+        ] {
+            assert_eq!(as_text(&obeyed, 3, &command), format!("worker-0: /d/0/comm.json\n{says}"));
+        }
+        assert_eq!(as_text(&obeyed, 3, &ControlCommand::StopTimeline), "1 of 3 members record no timeline any more");
+        let json: serde_json::Value = serde_json::from_str(&as_json(&obeyed, &errors)).unwrap();
+        assert_eq!(json["files"]["worker-0"], json!(["/d/0/comm.json"]));
+        assert_eq!(json["errors"].as_object().unwrap().len(), 2);
+    }
+}
