@@ -36,6 +36,9 @@ while True:
 
 VOID = {"meta", "polyline"}
 
+PATIENT = {"GRADLANE_DEAD_TIMEOUT": "5m", "GRADLANE_STEP_TIMEOUT": "10m"}
+"""A worker that is stopped for a while is not given up."""
+
 
 @dataclass(frozen=True)
 class Job:
@@ -56,7 +59,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
     # The other processes take the ports that follow it, or go on without if they are taken.
     shown = ["--metrics-bind", f"127.0.0.1:{port}"]
     command = [sys.executable, "-m", "gradlane", "run", "-n", "3", "-s", "2", *shown, "--"]
-    with Running([*command, sys.executable, "-c", SAY + TRAIN], env=over("quic") | state) as running:
+    with Running([*command, sys.executable, "-c", SAY + TRAIN], env=over("quic") | state | PATIENT) as running:
         yield Job(running, port, state)
 
 
@@ -81,8 +84,7 @@ def test_the_page_names_the_late_worker_and_needs_nothing_from_elsewhere(job: Jo
 
 def test_the_page_says_who_does_not_answer(job: Job) -> None:
     running, port = job.running, job.port
-    pids = dict(line.split()[1:] for line in running.output.splitlines() if line.startswith("pid "))
-    stopped = int(pids["2"])
+    stopped = int(running.line("pid 2 ").split()[2])
     os.kill(stopped, signal.SIGSTOP)
     try:
         until(port, "4 of 5 answered; missing: worker 2")

@@ -10,7 +10,7 @@ use gradlane_core::types::Time;
 pub(crate) struct Point {
     /// Which second of the clock.
     pub(crate) second: u64,
-    /// How long a step took, in seconds. While a step takes longer than the last one, its time so far.
+    /// How long a step took, in seconds. While a step takes longer than those before it, its time so far.
     pub(crate) step: Option<f32>,
     /// The share of the time in which workers waited for handles, on average.
     pub(crate) exposed: Option<f32>,
@@ -22,10 +22,8 @@ pub(crate) struct Point {
 #[derive(Default, Debug)]
 pub(crate) struct History {
     points: VecDeque<Point>,
-    /// The last step, and when it was seen first.
-    step: Option<(u64, Time)>,
-    /// How long a step took until then.
-    took: Option<Duration>,
+    /// Steps of the last [`WINDOW`], each with the time when it was seen first; the last two at least.
+    steps: VecDeque<(u64, Time)>,
 }
 
 impl History {
@@ -54,22 +52,25 @@ impl History {
         self.points.iter().copied().collect()
     }
 
+    /// How long a step took on average, because many steps of a second are not a whole number of them.
     fn step_time(&mut self, now: Time, step: u64) -> Option<Duration> {
-        match self.step {
-            Some((last, since)) if step == last => self.took.map(|took| took.max(now.since(since))),
-            Some((last, since)) if step > last => {
-                self.took = Some(now.since(since).div_f64((step - last) as f64));
-                self.step = Some((step, now));
-                self.took
-            }
+        match self.steps.back() {
+            Some((last, _)) if step == *last => {}
+            Some((last, _)) if step > *last => self.steps.push_back((step, now)),
             // The first one, or the job has formed again, and steps are counted anew.
-            Some(_) | None => {
-                (self.step, self.took) = (Some((step, now)), None);
-                None
-            }
+            Some(_) | None => self.steps = [(step, now)].into(),
         }
+        while self.steps.len() > 2 && self.steps[0].1 + WINDOW < now {
+            self.steps.pop_front();
+        }
+        let ((first, began), (last, since)) = (self.steps.front()?, self.steps.back()?);
+        let took = (last > first).then(|| since.since(*began).div_f64((last - first) as f64))?;
+        Some(took.max(now.since(*since)))
     }
 }
+
+/// The time over which steps are averaged.
+const WINDOW: Duration = Duration::from_secs(5);
 
 /// How many seconds a history has.
 pub(crate) const SECONDS: u64 = 300;
@@ -90,6 +91,16 @@ mod tests {
     }
 
     #[test]
+    fn a_step_is_as_long_as_those_of_the_last_seconds_on_average() {
+        let mut history = History::default();
+        // Two steps in one second, three in the next one.
+        (0..60).for_each(|second| history.push(Time(second * 1_000_000_000), Some(second * 5 / 2), None, None));
+        let steps: Vec<f32> = history.points().iter().filter_map(|point| point.step).collect();
+        assert!(steps[5..].iter().all(|step| (0.38..0.43).contains(step)), "{steps:?}");
+        assert!(history.steps.len() < 10, "{:?}", history.steps);
+    }
+
+    #[test]
     fn a_step_that_takes_longer_than_the_last_one_is_as_long_as_it_has_taken_so_far() {
         let mut history = History::default();
         let at = |second: u64| Time(second * 1_000_000_000);
@@ -97,6 +108,6 @@ mod tests {
             history.push(at(second), Some(step), None, None);
         }
         let steps: Vec<Option<f32>> = history.points().iter().map(|point| point.step).collect();
-        assert_eq!(steps, [None, Some(0.25), Some(1.0), Some(2.0), Some(3.0), None, Some(1.0)]);
+        assert_eq!(steps, [None, Some(0.25), Some(1.0), Some(2.0), Some(0.8), None, Some(1.0)]);
     }
 }

@@ -28,7 +28,7 @@ impl Since<'_> {
     /// The time between the two answers of a member. `None` if they are one.
     pub(super) fn seconds(&self, member: (Role, u32)) -> Option<f64> {
         let seconds = self.now.told_at(member).saturating_sub(self.before.told_at(member)).as_secs_f64();
-        (seconds > 0.0).then_some(seconds)
+        if seconds > 0.0 { Some(seconds) } else { None }
     }
 
     /// How much each number of a family has grown, by its labels.

@@ -15,7 +15,7 @@ struct Queue {
     bound: &'static str,
 }
 
-const QUEUES: [Queue; 62] = [
+const QUEUES: [Queue; 63] = [
     // Of the control links.
     queue(
         "core/src/transport/quic/control/frames.rs",
@@ -251,6 +251,11 @@ const QUEUES: [Queue; 62] = [
         "server/src/coordinator/driver/happened.rs",
         "Happened(VecDeque<(Time, String)>)",
         "12 sentences; then the oldest is dropped (the_newest_are_kept_and_counts_take_the_place_of_each_other)",
+    ),
+    queue(
+        "server/src/look/history.rs",
+        "steps: VecDeque<(u64, Time)>",
+        "those of 5 s at one a second; then the oldest is dropped (a_step_is_as_long_as_those_of_the_last_seconds_on_average)",
     ),
     queue(
         "server/src/look/history.rs",

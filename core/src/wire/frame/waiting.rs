@@ -1,80 +1,11 @@
-//! Rounds that wait for workers: what members tell the coordinator of them, and what its status shows.
-
-use std::time::Duration;
+//! The fields of what members tell of rounds that wait, and of what the status shows of them.
 
 use super::fields::Field;
-use super::{Names, Stall};
+use super::{Names, Waiting, WaitingTensor, Waits};
 use crate::error::Result;
-use crate::types::{PartId, Round, WorkerId};
+use crate::types::{PartId, WorkerId};
 use crate::wire::codec::{Reader, Writer};
 use crate::wire::limits::TEXT_BYTES_MAX;
-
-/// A round of a part for which some workers have come, and others are missing.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Waiting {
-    /// Which part.
-    pub part: PartId,
-    /// Which round.
-    pub round: Round,
-    /// Time since the first contribution.
-    pub waited: Duration,
-    /// The first ranks that are missing, at most [`Waiting::MISSING_MAX`].
-    pub missing: Vec<WorkerId>,
-    /// How many are missing besides.
-    pub more: u32,
-}
-
-impl Waiting {
-    /// The most rounds that a member tells of at once.
-    pub const TOLD_MAX: usize = 8;
-    /// The most ranks that are listed.
-    pub const MISSING_MAX: usize = 16;
-    /// A round that has waited for less is not told of: somebody always comes last.
-    pub const MOMENT: Duration = Duration::from_millis(200);
-}
-
-impl From<Stall> for Waiting {
-    fn from(stall: Stall) -> Self {
-        let Stall { part, round, mut missing, waited } = stall;
-        let more = u32::try_from(missing.len().saturating_sub(Self::MISSING_MAX)).unwrap_or(u32::MAX);
-        missing.truncate(Self::MISSING_MAX);
-        Self { part, round, waited, missing, more }
-    }
-}
-
-/// A tensor that waits, as a status shows it.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct WaitingTensor {
-    /// The tensors of the part, shortened.
-    pub tensor: String,
-    /// The member that told of it, such as `server 1`.
-    pub told_by: String,
-    /// How long ago the member told of it. It may have its sum since.
-    pub age: Duration,
-    /// What the member told.
-    pub waiting: Waiting,
-}
-
-impl WaitingTensor {
-    /// How long it has waited until now.
-    pub fn waited(&self) -> Duration {
-        self.waiting.waited + self.age
-    }
-}
-
-/// The tensors that wait.
-#[derive(Clone, PartialEq, Default, Debug)]
-pub struct Waits {
-    /// Those that have waited longest, the longest first; at most [`Waits::SHOWN_MAX`]. A tensor stands here once a round.
-    pub tensors: Vec<WaitingTensor>,
-    /// Servers that are there and have told nothing lately, such as `server 1`.
-    pub unheard: Names,
-}
-
-impl Waits {
-    /// The most tensors that are shown.
-    pub const SHOWN_MAX: usize = 32;
-}
 
 impl Field for Waiting {
     fn write(&self, writer: &mut Writer) {
@@ -123,8 +54,11 @@ impl Field for Waits {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use super::super::Stall;
     use super::*;
-    use crate::types::TensorKey;
+    use crate::types::{Round, TensorKey};
 
     #[test]
     fn of_many_missing_ranks_the_first_are_listed_and_the_others_counted() {

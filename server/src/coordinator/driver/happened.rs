@@ -37,6 +37,8 @@ impl Happened {
 pub(super) fn sentence(event: &Event) -> Option<String> {
     Some(match event {
         Event::Formed { epoch } => format!("{epoch}: the job is complete"),
+        // `gradlane top` gives one to each member every second, and it changes nothing.
+        Event::Ordered { order: "stats", .. } => return None,
         Event::Ordered { to, order } => format!("an operator has given {to} the order {order}"),
         Event::Refused { who, error } => format!("{who} was refused: {error}"),
         Event::Suspect { member, place, silent } => {
@@ -73,7 +75,7 @@ const ARE_THERE: &str = " are there";
 mod tests {
     use std::time::Duration;
 
-    use gradlane_core::types::{PartId, Round, TensorKey, WorkerId};
+    use gradlane_core::types::{PartId, Recipient, Round, ServerId, TensorKey, WorkerId};
     use gradlane_core::wire::frame::Stall;
 
     use super::*;
@@ -93,6 +95,13 @@ mod tests {
         }
         let told: Vec<&str> = happened.iter().map(|(_, told)| told.as_str()).collect();
         assert_eq!((told.len(), told[0], told[11]), (12, "99", "88"));
+    }
+
+    #[test]
+    fn an_order_is_told_unless_it_only_reads() {
+        let ordered = |order| Event::Ordered { to: Recipient::Server(ServerId(1)), order };
+        assert_eq!(sentence(&ordered("stats")), None);
+        assert_eq!(sentence(&ordered("drain")).as_deref(), Some("an operator has given server-1 the order drain"));
     }
 
     #[test]
