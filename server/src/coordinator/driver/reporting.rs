@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crossbeam_channel::bounded;
+use crossbeam_channel::{RecvTimeoutError, bounded};
 use gradlane_core::config::Config;
 use gradlane_core::local::{OwnThread, confined};
 use gradlane_core::metrics::Instance;
@@ -19,7 +19,7 @@ use crate::coordinator::Event;
 use crate::report::Report;
 use crate::report::files::Directory;
 use crate::report::making::{self, Known, Told};
-use crate::report::{LOSSES_MAX, Setting, Versions};
+use crate::report::{LOSSES_MAX, Setting};
 
 /// See the module's documentation.
 pub(super) struct Reporting {
@@ -28,12 +28,12 @@ pub(super) struct Reporting {
     /// Below it are the reports that operators want.
     dump_dir: Option<PathBuf>,
     settings: BTreeMap<String, Setting>,
-    versions: Versions,
     /// Of this formation of the job; `None` once its report is written.
     course: Option<Course>,
 }
 
 /// What has happened since the job began to form.
+#[derive(Clone)]
 struct Course {
     began: Time,
     origin_unix_ns: u64,
@@ -51,8 +51,7 @@ impl Reporting {
     /// [`Error::Io`] if its directory cannot be made or written in.
     pub(super) fn by_settings(config: &Config) -> Result<Self> {
         let directory = config.report.as_deref().map(Directory::open).transpose()?;
-        let dump_dir = config.dump_dir.clone();
-        Ok(Self { directory, dump_dir, settings: making::settings(config), versions: making::versions(), course: None })
+        Ok(Self { directory, dump_dir: config.dump_dir.clone(), settings: making::settings(config), course: None })
     }
 
     /// The job begins to form, or this coordinator goes on with it. The clock of the times began at `origin_unix_ns`.
@@ -91,39 +90,47 @@ impl Reporting {
     }
 
     /// The job has ended: writes its report, once. That it cannot costs a warning, and a disk that hangs costs [`WRITING`].
-    fn end(&mut self, now: Time, status: &Status) {
+    fn end(&mut self, now: Time, status: Status) {
         let (Some(course), Some(directory)) = (self.course.take(), self.directory.clone()) else { return };
-        let report = self.of(&course, now, status);
-        match within(WRITING, move || directory.write(&report)) {
+        match self.write(WRITING, course, (now, status), || Ok(directory)) {
             Ok(path) => tracing::info!(path = %path.display(), "the report of the job"),
             Err(error) => tracing::warn!(%error, "the report of the job is missing"),
         }
     }
 
-    fn of(&self, course: &Course, now: Time, status: &Status) -> Report {
-        Report::of(&Known {
-            status,
-            told: &course.told,
-            losses: &course.losses,
-            formed: course.formed,
-            began: course.began,
-            now,
-            origin_unix_ns: course.origin_unix_ns,
-            is_resumed: course.is_resumed,
-            settings: &self.settings,
-            versions: &self.versions,
-        })
+    /// Makes a report of a job that has this status now, and writes it. It does so in a thread, because a job may be large and a disk may hang, and
+    /// waits for `patience`.
+    fn write(
+        &self,
+        patience: Duration,
+        course: Course,
+        (now, status): (Time, Status),
+        place: impl FnOnce() -> Result<Directory> + Send + 'static,
+    ) -> Result<PathBuf> {
+        let settings = self.settings.clone();
+        let (sender, written) = bounded(1);
+        let _thread = OwnThread::start("gl-report", move || {
+            let Course { began, origin_unix_ns, is_resumed, formed, told, losses } = &course;
+            let report = Report::of(&Known {
+                status: &status,
+                told,
+                losses,
+                formed: *formed,
+                began: *began,
+                now,
+                origin_unix_ns: *origin_unix_ns,
+                is_resumed: *is_resumed,
+                settings: &settings,
+                versions: &making::versions(),
+            });
+            let _ = sender.send(place().and_then(|directory| directory.write(&report)));
+        })?;
+        let failed = |error| match error {
+            RecvTimeoutError::Timeout => Error::Timeout { what: "writing a report".to_owned(), waited: patience },
+            RecvTimeoutError::Disconnected => Error::Internal { what: "the thread of a report panicked".to_owned() },
+        };
+        written.recv_timeout(patience).map_err(failed)?
     }
-}
-
-/// Writes in a thread, because a disk may hang, and waits for so long.
-fn within(patience: Duration, write: impl FnOnce() -> Result<PathBuf> + Send + 'static) -> Result<PathBuf> {
-    let (sender, written) = bounded(1);
-    let _thread = OwnThread::start("gl-report", move || {
-        let _ = sender.send(write());
-    })?;
-    let late = || Err(Error::Timeout { what: "writing a report".to_owned(), waited: patience });
-    written.recv_timeout(patience).unwrap_or_else(|_| late())
 }
 
 impl Driver {
@@ -143,11 +150,9 @@ impl Driver {
         let Some(course) = &reporting.course else {
             return Err(Error::Internal { what: "a job that runs has no course".to_owned() });
         };
-        let report = reporting.of(course, now, &self.machine.status(now));
         let (dump_dir, directory) = (reporting.dump_dir.clone(), directory.to_owned());
-        let path = within(WRITING_SO_FAR, move || {
-            Directory::open(&confined::below_dump_dir(dump_dir.as_deref(), &directory)?)?.write(&report)
-        })?;
+        let place = move || Directory::open(&confined::below_dump_dir(dump_dir.as_deref(), &directory)?);
+        let path = reporting.write(WRITING_SO_FAR, course.clone(), (now, self.machine.status(now)), place)?;
         Ok(ControlAnswer::Dumped { files: vec![path.display().to_string()] })
     }
 
@@ -155,7 +160,7 @@ impl Driver {
     pub(super) fn report(&mut self) {
         let now = self.now();
         if self.reporting.directory.is_some() && self.reporting.course.is_some() {
-            self.reporting.end(now, &self.machine.status(now));
+            self.reporting.end(now, self.machine.status(now));
         }
     }
 }
