@@ -233,7 +233,7 @@ const PEER: &str = "worker 0";
 
 /// The bytes of [`samples::frames`], spaced at their fields. If these bytes change, the version, which is their first byte, must change.
 #[rustfmt::skip]
-const GOLDEN: [&str; 86] = [
+const GOLDEN: [&str; 88] = [
     "1a 01 01 07000000000000000000000000000000 02000000 6e31 4d000000 01000000 02 02000000 2f73 0600000000000000 02000000 00 \
      01 01000000 00 02000000 00000000",
     "1a 01 02 07000000000000000000000000000000 02000000 6e31 4d000000 04000000 02 02000000 2f73 01 04000000 6e313a39 \
