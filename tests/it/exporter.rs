@@ -76,6 +76,20 @@ fn every_process_of_a_job_shows_its_metrics_and_is_ready_once_it_can_work() {
     let received = "gradlane_server_received_bytes_total{server=\"0\",role=\"server\",index=\"0\"}";
     let text = until(ports[0], "/job", &format!("{received} {}\n", pushed[0] + pushed[1]));
     assert!(text.starts_with("# 3 of 3 members answered\n"), "{text}");
+    let of = "rank=\"1\",role=\"worker\",index=\"1\"";
+    until(ports[0], "/job", &format!("gradlane_worker_link_rtt_seconds{{{of},server=\"0\"}} 0."));
+    let text = until(ports[0], "/job", &format!("gradlane_worker_clock_error_seconds{{{of}}} 0."));
+    for sample in [
+        format!("gradlane_worker_link_connects_total{{{of},server=\"0\"}} 1\n"),
+        format!("gradlane_worker_link_limited_seconds_total{{{of},server=\"0\",by=\"app\"}} "),
+        format!("gradlane_worker_stage_duration_seconds_count{{{of},stage=\"PUSH\"}} "),
+        format!("process_cpu_seconds_total{{{of}}} "),
+        "process_open_fds{server=\"0\",role=\"server\",index=\"0\"} ".to_owned(),
+    ] {
+        assert!(text.contains(&sample), "{sample}: {text}");
+    }
+    let seen = "gradlane_coordinator_member_last_seen_seconds{job_name=\"default\",role=\"worker\",index=\"1\"} ";
+    until(ports[0], "/metrics", seen);
     assert_eq!(get(ports[1], "/job").0, 404, "a server knows itself alone");
     until(ports[0], "/metrics", "gradlane_coordinator_members_answered{job_name=\"default\"} 3");
     signal(second.pid(), "STOP");
