@@ -13,12 +13,12 @@ import contextlib
 import faulthandler
 import os
 import signal
-import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 from gradlane import _core, _session
+from gradlane.errors import Error
 
 _SIGNAL = signal.SIGUSR1
 
@@ -35,12 +35,17 @@ def _follow(session: _core.Session | None) -> None:
     _end()
     if session is None:
         return
-    with _without_signal():
-        # Threads begin with the mask of their maker: the one that reads what the handler writes must not run the handler.
-        _watched = _core.Stacks.of(session)
-    if _watched is None:
+    try:
+        with _without_signal():
+            # Threads begin with the mask of their maker: the one that reads what the handler writes must not run the handler.
+            _watched = _core.Stacks.of(session)
+        if _watched is None:
+            return
+        threading.Thread(target=_answer, args=(_watched,), name="gl-stacks", daemon=True).start()
+    except (Error, RuntimeError) as error:
+        # A worker whose dumps have no stacks is better than none.
+        _core.Stacks.warn(str(error))
         return
-    threading.Thread(target=_answer, args=(_watched,), name="gl-stacks", daemon=True).start()
     if (signals := _watched.signals) is not None:
         _register(signals)
 
@@ -48,8 +53,8 @@ def _follow(session: _core.Session | None) -> None:
 def _answer(stacks: _core.Stacks) -> None:
     requests = stacks.requests
     while os.read(requests, 1) == b"?":
-        # `faulthandler` writes to file descriptors only.
-        with tempfile.TemporaryFile() as file:
+        # `faulthandler` writes to file descriptors only. This file is in memory.
+        with open(os.memfd_create("stacks"), "w+b") as file:
             faulthandler.dump_traceback(file, all_threads=True)
             file.seek(0)
             stacks.answer(file.read())

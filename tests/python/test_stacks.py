@@ -61,6 +61,27 @@ def test_the_stacks_of_a_worker_that_is_stuck_in_c_are_in_its_dump_and_explained
         assert stacks(flight, 1) is None, "nobody could tell, and the older ones would mislead"
 
 
+def test_the_dump_of_a_failure_has_stacks_too(tmp_path):
+    script = """
+import gradlane, numpy as np, time
+
+def fails():
+    try:
+        gradlane.push_pull(np.ones(10, np.float32), "w", timeout=1.0)
+    except gradlane.errors.Error:
+        time.sleep(100)
+
+gradlane.init()
+if gradlane.rank() == 1:
+    time.sleep(100)
+fails()
+"""
+    with job(tmp_path, script):
+        dump = await_(lambda: read(tmp_path / "flight", 0), "the dump of worker 0")
+        assert dump["reason"].startswith("an operation failed: ")
+        assert "in fails" in stacks(tmp_path / "flight", 0)
+
+
 HANDLERS = (
     SAY
     + """

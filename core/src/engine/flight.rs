@@ -121,7 +121,10 @@ impl Flight {
         let path = self.file(directory);
         let of_all = self.stacks.get().and_then(|stacks| stacks.text());
         let stacks = match (of_all, told) {
-            (Some(of_all), Some(told)) => Some([of_all, told].concat()),
+            (Some(mut text), Some(told)) => {
+                text.extend(told);
+                Some(text)
+            }
             (of_all, told) => of_all.or(told),
         };
         // The dump comes last, so that its presence says that the stacks are whole, and no stacks are older than their dump.

@@ -1,28 +1,36 @@
-//! `gradlane ctl dump` without a tensor: has workers write what their flight recorders have.
+//! `gradlane ctl dump` without a tensor: has workers write what their flight recorders have, and the coordinator what is known of the job.
 
 use std::time::Duration;
 
 use gradlane_core::runtime::Operator;
 use gradlane_core::types::{ControlAnswer, ControlCommand, Recipient};
+use gradlane_core::wire::frame::Status;
 use gradlane_core::{Error, Result};
 use serde_json::json;
 
+use super::ctl::members;
 use super::order_all::order_all;
 use super::screen::say;
 use crate::exit;
 
-/// These workers write at the same time, to `directory` below `dump_dir` of each. Those that do not answer are named on standard error.
+/// Who writes if nobody is named: all workers, and the coordinator its report of the job.
+pub(super) fn all(status: &Status) -> Vec<Recipient> {
+    let workers = members(status).filter(|member| matches!(member, Recipient::Worker(_)));
+    workers.chain([Recipient::Coordinator]).collect()
+}
+
+/// These members write at the same time, to `directory` below `dump_dir` of each. Those that do not answer are named on standard error.
 ///
 /// # Errors
 /// Why no order can be given.
 pub(super) fn dump(
     operator: &mut Operator,
-    workers: Vec<Recipient>,
+    writers: Vec<Recipient>,
     directory: String,
     timeout: Duration,
     json: bool,
 ) -> Result<i32> {
-    let Told { files, errors, asked } = written(operator, workers, directory, timeout)?;
+    let Told { files, errors, asked } = written(operator, writers, directory, timeout)?;
     for (member, error) in &errors {
         exit::complain(&format!("{member}: {error}"));
     }
@@ -36,14 +44,14 @@ pub(super) fn dump(
 /// Why no order can be given.
 pub(super) fn written(
     operator: &mut Operator,
-    workers: Vec<Recipient>,
+    writers: Vec<Recipient>,
     directory: String,
     timeout: Duration,
 ) -> Result<Told> {
-    Ok(told(order_all(operator, workers, timeout, &ControlCommand::DumpRecorder { directory })?))
+    Ok(told(order_all(operator, writers, timeout, &ControlCommand::DumpRecorder { directory })?))
 }
 
-/// What the workers have answered.
+/// What the members have answered.
 pub(super) struct Told {
     asked: usize,
     files: Vec<(Recipient, String)>,
@@ -55,7 +63,7 @@ impl Told {
     pub(super) fn in_short(&self) -> String {
         let place = self.files.first().map(|(member, file)| format!(", {member}: {file}")).unwrap_or_default();
         let error = self.errors.first().map(|(member, error)| format!("; {member}: {error}")).unwrap_or_default();
-        format!("{} of {} workers have written{place}{error}", self.files.len(), self.asked)
+        format!("{} of {} members have written{place}{error}", self.files.len(), self.asked)
     }
 }
 
@@ -76,7 +84,7 @@ fn told(outcomes: Vec<(Recipient, Result<ControlAnswer>)>) -> Told {
 
 fn as_text(files: &[(Recipient, String)], asked: usize) -> String {
     let written: String = files.iter().map(|(member, file)| format!("{member} has written {file}\n")).collect();
-    format!("{written}{} of {asked} workers have written; read the files with gradlane explain", files.len())
+    format!("{written}{} of {asked} members have written; read the files with gradlane explain", files.len())
 }
 
 fn as_json(files: &[(Recipient, String)], errors: &[(Recipient, Error)]) -> String {
@@ -103,11 +111,11 @@ mod tests {
             (worker(2), Ok(ControlAnswer::Done)),
         ]);
         let cancelled = Error::Cancelled;
-        assert_eq!(all.in_short(), format!("1 of 3 workers have written, worker-0: /d/0; worker-1: {cancelled}"));
+        assert_eq!(all.in_short(), format!("1 of 3 members have written, worker-0: /d/0; worker-1: {cancelled}"));
         let Told { files, errors, .. } = all;
         assert_eq!(errors.iter().map(|(member, _)| *member).collect::<Vec<_>>(), [worker(1), worker(2)]);
         let text = as_text(&files, 3);
-        assert!(text.starts_with("worker-0 has written /d/0\n1 of 3 workers have written"), "{text}");
+        assert!(text.starts_with("worker-0 has written /d/0\n1 of 3 members have written"), "{text}");
         let json: serde_json::Value = serde_json::from_str(&as_json(&files, &errors)).unwrap();
         assert_eq!((&json["files"]["worker-0"], json["errors"].as_object().unwrap().len()), (&"/d/0".into(), 2));
     }

@@ -463,7 +463,7 @@ impl Driver {
                 Command::Journal(record) => self.journal.iter_mut().for_each(|journal| journal.add(&record)),
                 Command::Disk(disk) => self.files.begin(disk),
                 Command::Obey { number, command } => {
-                    let outcome = obeying::obey(&self.probe, command);
+                    let outcome = obeying::obey(self, command);
                     self.machine.handle_obeyed_here(number, outcome);
                 }
                 Command::Event(Event::Finished(outcome)) => {

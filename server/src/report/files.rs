@@ -82,6 +82,11 @@ fn new(path: &Path) -> Result<bool> {
     }
 }
 
+/// The reports among the files of a directory, for whoever does not need one. What is none is left out.
+pub(crate) fn among(paths: &[PathBuf]) -> Vec<Report> {
+    paths.iter().filter_map(|path| read_file(path).ok()).collect()
+}
+
 /// Reads a report: a file, or a directory that has one.
 ///
 /// # Errors

@@ -53,7 +53,7 @@ impl Report {
         let view = &status.view;
         let since = formed.unwrap_or(began);
         let duration = now.since(since);
-        let look = look(known, duration);
+        let (look, mut late) = (look(known, duration), late(told));
         let began_unix_ns = known.origin_unix_ns.saturating_add(since.0);
         let of_role = |role| told.iter().filter(move |((of, _), _)| *of == role).map(|(_, told)| &*told.last);
         let members: Vec<Member> = view.members.iter().zip(&status.members).map(|it| member(it, known)).collect();
@@ -74,7 +74,7 @@ impl Report {
             exposed: look.exposed,
             push_pull: Times::of(of_role(Role::Worker).filter_map(|of| of.histogram("push_pull_duration_nanoseconds"))),
             round: Times::of(of_role(Role::Server).filter_map(|of| of.histogram("round_duration_nanoseconds"))),
-            ranks: look.ranks.iter().map(|line| rank(line, told)).collect(),
+            ranks: look.ranks.iter().map(|line| rank(line, told, &mut late)).collect(),
             servers: look.hosts.iter().map(|line| server((line.index, &line.host), line.lanes, known)).collect(),
             losses: losses.iter().take(LOSSES_MAX).map(|loss| printable(loss)).collect(),
             silent: silent.map(|member| format!("{} {}", member.role, member.index)).collect(),
@@ -165,29 +165,33 @@ fn end(phase: &Phase) -> End {
     End { how: how.to_owned(), reason: reason.map(|cause| printable(&cause.to_string())) }
 }
 
-fn rank(line: &RankLine, told: &BTreeMap<(Role, u32), Told>) -> Rank {
-    let rank = line.rank;
-    let number = |name| told.get(&(Role::Worker, rank))?.last.number(name);
-    let mut late_ns = BTreeMap::new();
-    for server in told.values() {
-        for (labels, late) in server.last.family("late_nanoseconds") {
-            if let [of, cause] = labels
-                && *of == rank.to_string()
-                && cause != Cause::Sum.name()
-                && late > 0
-            {
-                *late_ns.entry(printable(cause)).or_default() += late;
-            }
+/// For how long ranks were missing alone, by rank and cause.
+type Late = BTreeMap<String, BTreeMap<String, u64>>;
+
+/// Adds up what the servers counted.
+fn late(told: &BTreeMap<(Role, u32), Told>) -> Late {
+    let mut late = Late::new();
+    for (labels, nanoseconds) in told.values().flat_map(|server| server.last.family("late_nanoseconds")) {
+        if let [rank, cause] = labels
+            && cause != Cause::Sum.name()
+            && nanoseconds > 0
+        {
+            *late.entry(rank.clone()).or_default().entry(printable(cause)).or_default() += nanoseconds;
         }
     }
+    late
+}
+
+fn rank(line: &RankLine, told: &BTreeMap<(Role, u32), Told>, late: &mut Late) -> Rank {
+    let number = |name| told.get(&(Role::Worker, line.rank))?.last.number(name);
     Rank {
-        rank,
+        rank: line.rank,
         host: line.host.clone(),
         blocked_ns: number("caller_blocked_nanoseconds"),
         blocked: line.blocked,
         push_bytes: number("push_bytes"),
         pull_bytes: number("pull_bytes"),
-        late_ns,
+        late_ns: late.remove(&line.rank.to_string()).unwrap_or_default(),
         late_in_step_ns: line.late.map(whole_ns),
         limit: line.limit.map(|limit| limit.name().to_owned()),
         rtt_ns: line.rtt.map(whole_ns),

@@ -18,7 +18,7 @@ mod times;
 mod utc;
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use std::collections::BTreeMap;
 

@@ -317,7 +317,7 @@ fn what_only_one_report_has_is_not_measured_and_json_is_always_finite() {
 }
 
 /// A job that has ended, whose metrics are counted as its processes count them. Each worker is on a host of its own.
-struct Job {
+pub(crate) struct Job {
     workers: u32,
     servers: u32,
     steps: u64,
@@ -355,7 +355,7 @@ impl Default for Job {
 }
 
 impl Job {
-    fn report(&self) -> Report {
+    pub(crate) fn report(&self) -> Report {
         self.report_with(|_| {})
     }
 

@@ -60,6 +60,7 @@ const QUEUES: [Queue; 63] = [
         "64 frames of each link (a_link_is_read_no_further_while_many_of_its_frames_wait), then that link is not read; events of links, which are bounded",
     ),
     queue("server/src/coordinator/driver.rs", "crossbeam_channel::bounded(1)", "one answer"),
+    queue("server/src/coordinator/driver/reporting.rs", "let (sender, written) = bounded(1)", "one answer"),
     queue(
         "server/src/coordinator/driver/disk.rs",
         "let (work, received) = unbounded",

@@ -15,7 +15,7 @@ pub struct Window {
 impl Window {
     /// By the settings `timeline_from_step` and `timeline_steps`, of which 0 means all.
     pub fn by_settings(from: u32, steps: u32) -> Self {
-        Self { from: from.into(), steps: (steps > 0).then_some(steps.into()) }
+        Self { from: from.into(), steps: Some(steps.into()).filter(|steps| *steps > 0) }
     }
 }
 

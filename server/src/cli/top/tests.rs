@@ -89,8 +89,8 @@ fn tensors_that_wait_have_a_line_each_up_to_three() {
     let text = render(&Look::of(None, &reading), PIPE);
     let lines: Vec<&str> = text.lines().filter(|line| line.starts_with("WAITING")).collect();
     assert_eq!((lines.len(), lines[0]), (3, "WAITING layer0.weight r812 0.3 s for [3]"), "{text}");
-    let noted = render(&Look::of(None, &reading), Screen { note: Some("1 of 2 workers have written"), ..PIPE });
-    assert!(noted.ends_with("1 of 2 workers have written\n"), "{noted}");
+    let noted = render(&Look::of(None, &reading), Screen { note: Some("1 of 2 members have written"), ..PIPE });
+    assert!(noted.ends_with("1 of 2 members have written\n"), "{noted}");
 }
 
 #[test]
