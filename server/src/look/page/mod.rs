@@ -23,7 +23,7 @@ use gradlane_core::wire::frame::Health;
 use self::html::{Column, known, list, table, text};
 use self::spark::spark;
 use super::history::Point;
-use super::words::{bytes, health, millis, percent, rate, waits};
+use super::words::{bytes, health, millis, percent, rate, small_percent, waits};
 use super::{Look, RankLine, ServerLine, Verdict};
 
 /// What the page shows besides a [`Look`].
@@ -138,6 +138,12 @@ const RANKS: &[Column<RankLine>] = &[
     },
     Column { head: "push/s", meaning: "sent to servers", cell: |line| known(line.push, rate) },
     Column { head: "pull/s", meaning: "received from servers", cell: |line| known(line.pull, rate) },
+    Column {
+        head: "limit",
+        meaning: "what held its worst link",
+        cell: |line| known(line.limit, |limit| limit.name().to_owned()),
+    },
+    Column { head: "loss", meaning: "packets of that link", cell: |line| known(line.loss, small_percent) },
     Column {
         head: "open",
         meaning: "operations that have not ended",

@@ -43,9 +43,9 @@ step 200 ms|the last 5 min, at most 200 ms
 exposed 25 %|the last 5 min, at most 25 %
 sent and received -|the last 5 min, at most 0/s
 Workers
-rank|host|state|step|late/step|cause|blocked|push/s|pull/s|open
-1|n1|alive|12|73.0 ms|submit|25 %|512 MiB|512 MiB|0
-0|n0|suspect|12|0.0 ms|-|-|-|-|-
+rank|host|state|step|late/step|cause|blocked|push/s|pull/s|limit|loss|open
+1|n1|alive|12|73.0 ms|submit|25 %|512 MiB|512 MiB|cwnd|0.25 %|0
+0|n0|suspect|12|0.0 ms|-|-|-|-|-|-|-
 Servers
 server|host|state|in/s|out/s|lanes|sums|placed|open|last
 0|n0|alive|1.5 GiB|1.5 GiB|50 %|4 KiB|1 MiB|3|rank 1
