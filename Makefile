@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export PYTHONUTF8 := 1
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test built-for-tests test-rust test-sim test-net test-hostile test-faults test-kills test-churn test-lasting test-soak test-cycles test-snapshots test-models test-python test-transports test-torch-oldest test-frameworks test-tensorflow test-tensorflow-quick test-tensorflow-oldest test-jax test-jax-quick test-jax-oldest static-server test-static lint bench bench-peers deny fuzz fuzz-run fakes gpu-bundle gpu-check issue-cost ptx servers clean
+.PHONY: help demo test built-for-tests test-rust test-sim test-net test-hostile test-faults test-kills test-churn test-lasting test-soak test-cycles test-snapshots test-diagnosis test-board test-models test-python test-transports test-torch-oldest test-frameworks test-tensorflow test-tensorflow-quick test-tensorflow-oldest test-jax test-jax-quick test-jax-oldest static-server test-static lint bench bench-peers deny fuzz fuzz-run fakes gpu-bundle gpu-check issue-cost ptx servers clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -39,7 +39,7 @@ test: $(VENV)/requirements ## everything CI runs
 	@$(MAKE) --no-print-directory -j2 --output-sync=line built-for-tests .venv-tensorflow/installed .venv-jax/installed
 	@$(MAKE) --no-print-directory test-rust test-python test-tensorflow-quick test-jax-quick TRANSPORTS_AT_MOST=1
 	@$(call count_skips,$(SKIPS)/rust $(SKIPS)/python)
-	@echo "Left out, each with a target: transports, frameworks, torch-oldest, static, net, hostile, faults, kills, churn, lasting, soak, cycles, snapshots, models (make test-...), fuzz, gpu-check"
+	@echo "Left out, each with a target: transports, frameworks, torch-oldest, static, net, hostile, faults, kills, churn, lasting, soak, cycles, snapshots, diagnosis, board, models (make test-...), fuzz, gpu-check"
 
 # `cargo test` comes last. The stand-ins have one file for whatever features their dependencies get, so each of the two makes them anew,
 # and then the tests that are linked with them: 200 s of CI if `cargo test` has to do that twice.
@@ -83,6 +83,12 @@ test-cycles: $(TESTED) ## workers of an elastic job that are killed, and others 
 
 test-snapshots: $(TESTED) servers ## a worker that is killed at each step of saving a table, and new servers that load it: KILLS=50 (a few minutes)
 	SNAPSHOT_KILLS=$(or $(KILLS),50) $(BIN)/python -m pytest -q tests/python/test_table_snapshots.py -k killed
+
+test-diagnosis: $(TESTED) servers fakes ## nine causes that slow a job down, and what top, the page, the report and explain say of them, with a table (4 minutes)
+	$(BIN)/python tests/python/diagnosis.py
+
+test-board: $(TESTED) ## the expressions of the Grafana board, in a real Prometheus that scrapes a job (a minute); needs `prometheus`
+	$(BIN)/python tests/python/board.py
 
 # An idle machine, please: the figures are those of the machine. What is wrong or hangs fails on any.
 test-net: ## jobs on every bad network, with a table (30 minutes): SEEDS=1 for a third of it, ONLY=loss,MTU for some

@@ -31,10 +31,7 @@ class Machines:
     def __init__(self, count: int, rate: str, mtu: int = 1500) -> None:
         """`rate` is the rate of each link in each direction, such as 1gbit."""
         self._count, self._mtu = count, mtu
-        bits = _bits(rate)
-        burst = max(PACKET_BYTES_MAX, int(bits / 8 / 1000))  # at least a millisecond, because timers fire late
-        queue = max(2 * PACKET_BYTES_MAX, int(bits / 8 * QUEUE_SECONDS))
-        self._shape = f"root tbf rate {int(bits)}bit burst {burst}b limit {queue}b"
+        self._shape = _shape(rate)
         self._holders: list[subprocess.Popen[bytes]] = []
         self._started: list[subprocess.Popen[str]] = []
 
@@ -47,11 +44,27 @@ class Machines:
         self, machine: int | None, line: Sequence[str], env: Mapping[str, str], *, piped: bool = False
     ) -> subprocess.Popen[str]:
         """Starts a command on a machine, with additions to the environment."""
-        command = [*self._enter(machine), "setpriv", "--pdeathsig", "KILL", "--", *line]
+        command = [*self.enter(machine), "setpriv", "--pdeathsig", "KILL", "--", *line]
         output = subprocess.PIPE if piped else None
         process = subprocess.Popen(command, env=os.environ | dict(env), stdout=output, encoding="utf-8")
         self._started.append(process)
         return process
+
+    def shape(self, machine: int, rate: str) -> None:
+        """Gives the link of a machine another rate, in both directions."""
+        self._run(None, f"tc qdisc replace dev port{machine} {_shape(rate)}")
+        self._run(machine, f"tc qdisc replace dev eth0 {_shape(rate)}")
+
+    def lose(self, machine: int, *, sender: int, one_of: int) -> None:
+        """Drops one of so many packets at random that come from `sender` to a machine. Needs nftables."""
+        # A packet is a frame, so that one drop is one loss.
+        self._run(sender, "ip link set eth0 gso_max_segs 1")
+        self._run(
+            machine,
+            "nft add table ip loss",
+            "nft add chain ip loss arriving { type filter hook prerouting priority 0 ; }",
+            f"nft add rule ip loss arriving ip saddr {self.address(sender)} numgen random mod {one_of} 0 drop",
+        )
 
     def run(self, worker: Sequence[str], workers: int, servers: int, env: Mapping[str, str]) -> int:
         """Runs a job with each worker and server on a machine of its own, the coordinator on the bridge.
@@ -110,11 +123,12 @@ class Machines:
 
     def _run(self, machine: int | None, *lines: str) -> None:
         for line in lines:
-            ended = subprocess.run([*self._enter(machine), *line.split()], capture_output=True, encoding="utf-8", check=False)
+            ended = subprocess.run([*self.enter(machine), *line.split()], capture_output=True, encoding="utf-8", check=False)
             if ended.returncode != 0:
                 raise Unavailable(f"{line!r} failed: {ended.stderr.strip()}")
 
-    def _enter(self, machine: int | None) -> list[str]:
+    def enter(self, machine: int | None) -> list[str]:
+        """What to put before a command, so that it runs on a machine."""
         return ["nsenter", f"--net=/proc/{self._pid(machine)}/ns/net", "--"]
 
     def _pid(self, machine: int | None) -> int:
@@ -136,6 +150,14 @@ class Machines:
             process.wait()
         for holder in self._holders:
             holder.communicate()
+
+
+def _shape(rate: str) -> str:
+    """The words of `tc` for a token bucket."""
+    bits = _bits(rate)
+    burst = max(PACKET_BYTES_MAX, int(bits / 8 / 1000))  # at least a millisecond, because timers fire late
+    queue = max(2 * PACKET_BYTES_MAX, int(bits / 8 * QUEUE_SECONDS))
+    return f"root tbf rate {int(bits)}bit burst {burst}b limit {queue}b"
 
 
 def _bits(rate: str) -> float:

@@ -460,6 +460,9 @@ def copy_seconds(
 def names_table() -> _Names:
     """The names of element types, with the bytes of one element, of reductions, of uses of parameters and of codecs."""
 
+def count_data_wait(session: Session, nanoseconds: int) -> None:
+    """The training has waited for its data for so long; does nothing in a forked child."""
+
 def metrics_table() -> list[_MetricRow]:
     """What workers and servers count about themselves."""
 

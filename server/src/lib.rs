@@ -31,6 +31,7 @@ mod exit;
 mod look;
 mod memory_limit;
 mod os;
+mod report;
 mod signals;
 mod site;
 mod trusted_file;

@@ -475,7 +475,7 @@ fn joined(join: &JoinString, credentials: &Arc<Credentials>) -> Membership {
     let member = MemberConfig { requested: Some(2), workers: 3, ..process::member(Role::Worker, &config) };
     let (coordinator, credentials) = (join.address.clone(), Arc::clone(credentials));
     let options = MembershipOptions { member, coordinator, credentials };
-    Membership::start(options, Clock::start(), None, Progress::default, drop).expect("there is a thread")
+    Membership::start(options, Clock::start(), None, Progress::default, None, drop).expect("there is a thread")
 }
 
 /// The header of a contribution to a tensor that nobody declared.

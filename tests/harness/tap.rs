@@ -8,6 +8,7 @@ use std::time::Duration;
 use gradlane_core::Error;
 use gradlane_core::local::{Ended, PeerProcess, Progress};
 use gradlane_core::mem::Region;
+use gradlane_core::metrics::LinkMeter;
 use gradlane_core::transport::{Answer, Capabilities, LinkLost, Peer, Pull, Push, Torn, Transport};
 use gradlane_core::types::{Done, ExchangeId, LinkId};
 use gradlane_core::wire::{Contribute, Contribution, Request, Rows, Sent, Use};
@@ -126,6 +127,10 @@ impl<F: Fn(u64) -> Fate + Send + Sync> Transport for Tap<F> {
             }
         }
         self.inner.abandon(link, exchange);
+    }
+
+    fn measure(&self, link: LinkId, meter: Arc<LinkMeter>) {
+        self.inner.measure(link, meter);
     }
 
     fn cork(&self) {

@@ -2,9 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
+use std::time::Duration;
 
-use gradlane_core::metrics::{CoordinatorMetrics, ExporterMetrics, ServerMetrics, WorkerMetrics, prometheus};
-use gradlane_core::types::{Cause, Role};
+use gradlane_core::metrics::{
+    CoordinatorMetrics, ExporterMetrics, LinkReading, ServerMetrics, WorkerMetrics, prometheus,
+};
+use gradlane_core::types::{Cause, LinkLimit, Role, ServerId};
 
 #[test]
 fn every_expression_of_the_board_names_metrics_and_labels_that_there_are() {
@@ -51,11 +54,22 @@ fn shown() -> BTreeMap<String, BTreeSet<String>> {
     server.late_nanoseconds.show(1);
     server.last.show(1);
     server.lane_busy_nanoseconds.show(1);
-    assert_eq!(Cause::ALL.len(), 5);
+    assert_eq!(Cause::ALL.len(), 6);
+    let worker = WorkerMetrics::default();
+    let reading = LinkReading { limited_nanoseconds: [1; LinkLimit::ALL.len()], ..LinkReading::default() };
+    worker.link(ServerId(0)).read(&LinkReading::default(), &reading);
+    let push = (5, "PUSH");
+    worker.stage_times().began(push, Duration::ZERO, Duration::ZERO);
+    worker.stage_times().ended(push, Duration::ZERO);
+    worker.codec_raw_bytes.add((2, "fp16"), 4);
+    worker.codec_wire_bytes.add((2, "fp16"), 2);
+    [&worker.clock_error_nanoseconds, &server.clock_error_nanoseconds].into_iter().for_each(|cell| cell.set(1));
+    let coordinator = CoordinatorMetrics::default();
+    coordinator.member_last_seen_nanoseconds.set(vec![((Role::Worker, 0), 1)]);
     let text = prometheus(&[
-        WorkerMetrics::default().instance(0).of_member(&Role::Worker.to_string(), 0),
+        worker.instance(0).of_member(&Role::Worker.to_string(), 0),
         server.instance(0).of_member(&Role::Server.to_string(), 0),
-        CoordinatorMetrics::default().instance("night"),
+        coordinator.instance("night"),
         ExporterMetrics::default().instance("0"),
     ]);
     let mut shown: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();

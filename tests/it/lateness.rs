@@ -53,7 +53,7 @@ fn servers_name_the_worker_that_submits_late_and_no_other() {
     let late = |rank: usize, cause: Cause| after.late[rank][cause as usize] - before.late[rank][cause as usize];
     for rank in [0, 1] {
         assert_eq!(after.last[rank], before.last[rank], "worker {rank} was never last");
-        assert_eq!(Cause::ALL.map(|cause| late(rank, cause)), [0.0; 5], "worker {rank}");
+        assert_eq!(Cause::ALL.map(|cause| late(rank, cause)), [0.0; 6], "worker {rank}");
     }
     assert_eq!(after.last[2] - before.last[2], after.rounds - before.rounds);
     let paused = PAUSE.as_secs_f64() * f64::from(2 * ROUNDS);

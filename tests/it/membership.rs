@@ -574,7 +574,7 @@ fn live(
     let (incarnation, coordinator) = (member.process.incarnation, join.address.clone());
     let options = MembershipOptions { member, coordinator, credentials: Arc::clone(credentials) };
     let tell = move |event| drop(sender.send(event));
-    (Membership::start(options, Clock::start(), None, Progress::default, tell).unwrap(), incarnation, events)
+    (Membership::start(options, Clock::start(), None, Progress::default, None, tell).unwrap(), incarnation, events)
 }
 
 fn embed(workers: u32, settings: &[(&str, &str)]) -> Embedded {

@@ -233,6 +233,7 @@ impl Member {
             | Frame::Holdings(_)
             | Frame::Restored { .. }
             | Frame::Stall(_)
+            | Frame::Waits(_)
             | Frame::Leave
             | Frame::Fail { .. }
             | Frame::Saw { .. }

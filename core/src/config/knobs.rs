@@ -306,6 +306,8 @@ knobs! {
         timeline_bytes_max: Bytes = "256 MiB" in "64 KiB" to "64 GiB";
         /// Events that the flight recorder of a worker keeps, beside a quarter as many open operations: 96 bytes of memory an event in all. 0 records nothing.
         recorder_events: Count = "65536" in "0" to "1048576";
+        /// The directory in which the coordinator writes a report when the job ends or fails: JSON for `gradlane compare`, and a page of text. Made if it is not there; absent for no report.
+        report: Optional<Path> = "";
         /// Where this process shows its metrics and its state over HTTP, such as 127.0.0.1:9400; absent for nowhere, and port 0 for any free
         /// one, which the log names. Anybody who reaches the address can read them. Each process of a host has a port of its own: a worker adds
         /// its local rank, and `gradlane run` takes this port for itself and the following ones for its workers, then for its servers.

@@ -2,6 +2,8 @@
 
 use std::fmt::Write as _;
 
+use xxhash_rust::xxh3::xxh3_64;
+
 use super::kinds::Unit;
 use super::knobs::{Config, KNOBS, Knob};
 use super::origin::Origin;
@@ -30,6 +32,13 @@ impl Config {
             writeln!(text, "  {name:names$}  {value:values$}  {origin:origins$}  {doc}").expect("a String takes all");
         }
         text
+    }
+
+    /// The settings as one number, equal for equal settings. What [`to_toml`](Self::to_toml) writes as comments is left out.
+    pub fn fingerprint(&self) -> u64 {
+        let text = self.to_toml();
+        let given: Vec<&str> = text.lines().filter(|line| !line.starts_with('#')).collect();
+        xxh3_64(given.join("\n").as_bytes())
     }
 
     /// A file that produces these settings again. Settings of this process only are written as comments: secrets, and the place that a

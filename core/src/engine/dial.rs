@@ -40,6 +40,7 @@ pub(super) fn dial(shared: &Arc<Shared>, dial: Dial) {
                 tracing::debug!(server = server.0, zero_copy, "connected");
                 Metrics::add(&on_done.metrics.connections, 1);
                 Metrics::add(&on_done.metrics.shm_connections, u64::from(zero_copy));
+                on_done.transport.measure(*link, Arc::new(on_done.metrics.link(server)));
             }
             Err(error) => tracing::debug!(server = server.0, %error, "not reachable"),
         }

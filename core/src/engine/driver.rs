@@ -147,7 +147,8 @@ impl Engine {
             MembershipOptions { member, coordinator: options.coordinator, credentials: options.credentials },
             clock,
             Some(Arc::clone(&shared.probe) as _),
-            move || reporter.upgrade().map(|shared| shared.look(|state| state.worker.progress())).unwrap_or_default(),
+            move || reporter.upgrade().map(|shared| shared.tell_progress()).unwrap_or_default(),
+            None,
             move |event| {
                 if let Some(shared) = listener.upgrade() {
                     on_event(&shared, event);
@@ -155,6 +156,7 @@ impl Engine {
             },
         )?;
         let job_clock = membership.job_clock().clone();
+        shared.probe.usage.joined(job_clock.clone());
         *locked(&shared.membership) = Some(membership);
         let watched = Arc::downgrade(&shared);
         shared.transport.watch(Arc::new(move |cause| {
@@ -241,6 +243,7 @@ impl Engine {
 
     /// Counters since the start.
     pub fn metrics(&self) -> &Metrics {
+        self.shared.probe.refresh();
         &self.shared.metrics
     }
 

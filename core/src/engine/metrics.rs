@@ -7,7 +7,8 @@ pub use crate::metrics::WorkerMetrics as Metrics;
 use super::followed::Waits;
 use crate::collective::Traffic;
 use crate::mem::Copies;
-use crate::types::{Effect, Fate};
+use crate::types::{CodecSpec, Effect, Fate};
+use crate::wire::Body;
 
 impl Metrics {
     /// All zero but for `copied_bytes`, which is the count of `copies`.
@@ -42,6 +43,15 @@ impl Metrics {
         Copies::counted_in(&self.copied_bytes)
     }
 
+    /// Counts a contribution or a sum that travelled under a codec, whose elements have `raw_bytes`.
+    pub(super) fn count_codec(&self, body: Body, raw_bytes: u64) {
+        if body.codec != CodecSpec::PLAIN {
+            let name = (body.codec.encoding() as usize, body.codec.name());
+            self.codec_raw_bytes.add(name, raw_bytes);
+            self.codec_wire_bytes.add(name, body.bytes);
+        }
+    }
+
     /// Counts a change of a parameter by what became of it.
     pub fn count_change(&self, Effect { fate, lag, .. }: Effect) {
         let by_fate = match fate {
@@ -66,7 +76,22 @@ impl Metrics {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::types::Version;
+    use crate::metrics::{Cell, Value};
+    use crate::types::{Encoding, Version};
+
+    #[test]
+    fn bodies_of_a_codec_are_counted_by_its_name_without_its_parameters() {
+        let metrics = Metrics::default();
+        let int8 = CodecSpec::of(Encoding::Int8);
+        let topk = CodecSpec::of(Encoding::TopK);
+        for (codec, bytes) in [(int8, 30), (int8, 120), (topk, 4), (CodecSpec::PLAIN, 120)] {
+            metrics.count_codec(Body { codec, ..Body::plain(bytes) }, 120);
+        }
+        let family =
+            |rows: [(&str, u64); 2]| Value::Family(rows.map(|(codec, bytes)| (vec![codec.to_owned()], bytes)).to_vec());
+        assert_eq!(metrics.codec_raw_bytes.value(), family([("int8", 240), ("topk", 120)]));
+        assert_eq!(metrics.codec_wire_bytes.value(), family([("int8", 150), ("topk", 4)]));
+    }
 
     #[test]
     fn every_change_has_one_lag_and_what_was_not_done_as_it_is_is_counted_apart() {

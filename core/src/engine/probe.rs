@@ -4,6 +4,7 @@ use std::sync::{Arc, OnceLock};
 
 use super::metrics::Metrics;
 use crate::metrics::Instance;
+use crate::runtime::Usage;
 use crate::runtime::exporter::{Shown, Standing, StandingCell};
 
 /// The metrics and the state of a worker, beside its lock: they can be read while every thread of the engine is stuck.
@@ -13,11 +14,23 @@ pub(super) struct Probe {
     pub(super) standing: StandingCell,
     /// Its rank, once it has one.
     pub(super) rank: OnceLock<u32>,
+    /// What its process uses.
+    pub(super) usage: Usage,
 }
 
 impl Probe {
     pub(super) fn new(metrics: &Arc<Metrics>) -> Self {
-        Self { metrics: Arc::clone(metrics), standing: StandingCell::default(), rank: OnceLock::new() }
+        Self {
+            metrics: Arc::clone(metrics),
+            standing: StandingCell::default(),
+            rank: OnceLock::new(),
+            usage: Usage::new(),
+        }
+    }
+
+    /// Brings the metrics up to date that nobody counts while they change.
+    pub(super) fn refresh(&self) {
+        self.usage.refresh(&*self.metrics);
     }
 }
 
@@ -31,6 +44,7 @@ impl Shown for Probe {
     }
 
     fn values(&self) -> Option<Instance> {
+        self.refresh();
         self.rank.get().map(|rank| self.metrics.instance(rank))
     }
 }

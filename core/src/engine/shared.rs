@@ -29,7 +29,7 @@ use crate::runtime::exporter::Standing;
 use crate::runtime::{Clock, Membership, Timer};
 use crate::transport::Transport;
 use crate::types::Time;
-use crate::wire::frame::Hold;
+use crate::wire::frame::{self, Hold};
 use crate::worker::{Liveness, Worker};
 
 /// Changes what the log of this process lets through, to a filter like that of the setting `log`.
@@ -101,7 +101,6 @@ impl Shared {
     ) -> Self {
         let bound = worker.bounds().call;
         let metrics = Arc::new(metrics);
-        let residual_bytes = Arc::clone(&metrics.residual_bytes);
         let followed = Arc::new(Followed::counting(metrics.waits(), clock, bound));
         Self {
             clock,
@@ -110,7 +109,6 @@ impl Shared {
             doubt: Doubt::default(),
             followed,
             probe: Arc::new(Probe::new(&metrics)),
-            metrics,
             wire: Wire::new(),
             checksum,
             nan_check,
@@ -121,7 +119,8 @@ impl Shared {
             company: Company::default(),
             following: Arc::default(),
             dumps: Dumps::default(),
-            state: Mutex::new(State::new(worker, residual_bytes, Arc::clone(&flight))),
+            state: Mutex::new(State::new(worker, &metrics, Arc::clone(&flight))),
+            metrics,
             flight,
             timeline: OnceLock::new(),
             change_log: OnceLock::new(),
@@ -189,6 +188,13 @@ impl Shared {
     /// Reads the state, also after a panic.
     pub(super) fn look<T>(&self, read: impl FnOnce(&State) -> T) -> T {
         read(&self.state())
+    }
+
+    /// What each heartbeat tells the coordinator. Counts the rounds for the metrics, which nobody asks more often.
+    pub(super) fn tell_progress(&self) -> frame::Progress {
+        let (progress, rounds) = self.look(|state| (state.worker.progress(), state.worker.rounds()));
+        Metrics::set(&self.metrics.rounds, rounds);
+        progress
     }
 
     /// Whether the engine works at the submissions with these ids. Does not wait for any other thread: if one keeps the lock, it is stuck.

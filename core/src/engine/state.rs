@@ -9,6 +9,7 @@ use super::flight::Flight;
 use super::handle::Issue;
 use super::loans::{InUse, Loans, User};
 use super::memory::Memory;
+use super::metrics::Metrics;
 use super::payload::Payload;
 use super::recorder::{Operation, Subject as Recorded};
 use super::residuals::Residuals;
@@ -38,6 +39,10 @@ pub(super) struct State {
     /// The highest round of a sum that has begun: the step of this worker.
     pub(super) step: Option<Round>,
     flight: Arc<Flight>,
+    /// Tells others whether parts wait for credit.
+    starved: Arc<AtomicU64>,
+    /// What it told last.
+    is_starved: bool,
     /// Whether the threads must end, because no task will come to their stages any more.
     pub(super) closed: bool,
     /// Carried out after the lock is released.
@@ -105,14 +110,17 @@ impl Unfinished {
 }
 
 impl State {
-    /// `residual_bytes` counts the memory of residuals.
-    pub(super) fn new(mut worker: Worker, residual_bytes: Arc<AtomicU64>, flight: Arc<Flight>) -> Self {
+    /// `metrics` count the memory of residuals and the time of stages, and tell whether parts wait for credit.
+    pub(super) fn new(mut worker: Worker, metrics: &Metrics, flight: Arc<Flight>) -> Self {
         worker.set_timeline(flight.recorder.is_on());
+        worker.count_in(metrics.stage_times());
         Self {
             worker,
             loans: Loans::default(),
             payloads: SideTable::new(),
-            residuals: Residuals::counted_in(residual_bytes),
+            residuals: Residuals::counted_in(Arc::clone(&metrics.residual_bytes)),
+            starved: Arc::clone(&metrics.starved),
+            is_starved: false,
             kept: BTreeMap::new(),
             waiters: BTreeMap::new(),
             armed: None,
@@ -235,6 +243,11 @@ impl State {
             self.effects.push(effect);
         }
         self.arm();
+        let is_starved = self.worker.is_starved();
+        if is_starved != self.is_starved {
+            self.is_starved = is_starved;
+            Metrics::set(&self.starved, is_starved.into());
+        }
         std::mem::take(&mut self.effects)
     }
 

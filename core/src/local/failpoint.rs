@@ -1,5 +1,5 @@
-//! Places at which a test ends or stops a process: `GRADLANE_FAILPOINT=push_begins:3:kill` kills the process that comes to that place for
-//! the third time.
+//! Places at which a test ends, stops or slows a process: `GRADLANE_FAILPOINT=push_begins:3:kill` kills the process that comes to that place for
+//! the third time, and `adds:1:slow=5` makes it wait there for 5 ms each time.
 //!
 //! Only builds with the feature `testing` read the variable. In all others [`reach`] is empty, and nothing is left of a place.
 
@@ -71,6 +71,8 @@ failpoints! {
     HeaderHeard = "header_heard",
     /// A server has some bytes of a contribution.
     BodyFlows = "body_flows",
+    /// A lane of a server is about to add bytes of a contribution.
+    Adds = "adds",
     /// A server has added a whole contribution.
     BodyWhole = "body_whole",
     /// A server is about to publish a sum.
@@ -130,6 +132,7 @@ mod armed {
     use std::io::Write;
     use std::sync::OnceLock;
     use std::sync::atomic::{AtomicU64, Ordering};
+    use std::time::Duration;
 
     use rustix::process::{Signal, getpid, kill_process};
 
@@ -145,8 +148,14 @@ mod armed {
     pub fn reach(point: Failpoint) {
         static ARMED: OnceLock<Option<Armed>> = OnceLock::new();
         let Some(armed) = ARMED.get_or_init(|| told().as_deref().map(Armed::read)) else { return };
-        if armed.point == point && armed.reached.fetch_add(1, Ordering::Relaxed) + 1 == armed.nth {
-            armed.act();
+        if armed.point != point {
+            return;
+        }
+        let reached = armed.reached.fetch_add(1, Ordering::Relaxed) + 1;
+        match armed.action {
+            Action::Slow(time) if reached >= armed.nth => std::thread::sleep(time),
+            Action::Ends(end) if reached == armed.nth => armed.end(end),
+            Action::Slow(_) | Action::Ends(_) => {}
         }
     }
 
@@ -164,6 +173,13 @@ mod armed {
 
     #[derive(Clone, Copy, PartialEq, Eq, Debug)]
     enum Action {
+        /// It waits for so long, from then on each time.
+        Slow(Duration),
+        Ends(End),
+    }
+
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    enum End {
         Kill,
         Stop,
         Abort,
@@ -176,11 +192,14 @@ mod armed {
             let armed = if let [name, nth, action] = words[..] {
                 let point = Failpoint::ALL.iter().copied().find(|point| point.name() == name);
                 let action = match action {
-                    "kill" => Some(Action::Kill),
-                    "stop" => Some(Action::Stop),
-                    "abort" => Some(Action::Abort),
-                    "exit" => Some(Action::Exit),
-                    _ => None,
+                    "kill" => Some(Action::Ends(End::Kill)),
+                    "stop" => Some(Action::Ends(End::Stop)),
+                    "abort" => Some(Action::Ends(End::Abort)),
+                    "exit" => Some(Action::Ends(End::Exit)),
+                    _ => {
+                        let millis = action.strip_prefix("slow=").and_then(|millis| millis.parse().ok());
+                        millis.map(|millis| Action::Slow(Duration::from_millis(millis)))
+                    }
                 };
                 let nth = nth.parse().ok().filter(|nth| *nth > 0);
                 point.zip(nth).zip(action)
@@ -188,21 +207,21 @@ mod armed {
                 None
             };
             let Some(((point, nth), action)) = armed else {
-                panic!("{VARIABLE}={text} is not <name>:<nth>:<kill, stop, abort or exit>");
+                panic!("{VARIABLE}={text} is not <name>:<nth>:<kill, stop, abort, exit or slow=MILLISECONDS>");
             };
             Self { point, nth, action, reached: AtomicU64::new(0) }
         }
 
-        fn act(&self) {
-            let Self { point, nth, action, .. } = self;
+        fn end(&self, end: End) {
+            let Self { point, nth, .. } = self;
             // In one piece, because others may write to the same place.
             let told = format!("failpoint {} reached {nth} times\n", point.name());
             let _ = std::io::stderr().write_all(told.as_bytes());
-            match action {
-                Action::Kill => drop(kill_process(getpid(), Signal::KILL)),
-                Action::Stop => drop(kill_process(getpid(), Signal::STOP)),
-                Action::Abort => std::process::abort(),
-                Action::Exit => std::process::exit(CODE),
+            match end {
+                End::Kill => drop(kill_process(getpid(), Signal::KILL)),
+                End::Stop => drop(kill_process(getpid(), Signal::STOP)),
+                End::Abort => std::process::abort(),
+                End::Exit => std::process::exit(CODE),
             }
         }
     }
@@ -218,13 +237,29 @@ mod armed {
         fn every_place_has_a_name_of_its_own_that_the_variable_can_say() {
             for point in Failpoint::ALL {
                 let armed = Armed::read(&format!("{}:2:stop", point.name()));
-                assert_eq!((armed.point, armed.nth, armed.action), (*point, 2, Action::Stop));
+                assert_eq!((armed.point, armed.nth, armed.action), (*point, 2, Action::Ends(End::Stop)));
             }
         }
 
         #[test]
+        fn a_place_can_be_slow() {
+            let armed = Armed::read("adds:3:slow=5");
+            assert_eq!((armed.nth, armed.action), (3, Action::Slow(Duration::from_millis(5))));
+        }
+
+        #[test]
         fn what_cannot_be_read_is_told() {
-            for wrong in ["", "pushed", "pushed:1", "pushed:0:kill", "pushed:x:kill", "push:1:kill", "pushed:1:end"] {
+            for wrong in [
+                "",
+                "adds:1:slow",
+                "adds:1:slow=x",
+                "pushed",
+                "pushed:1",
+                "pushed:0:kill",
+                "pushed:x:kill",
+                "push:1:kill",
+                "pushed:1:end",
+            ] {
                 assert!(std::panic::catch_unwind(|| Armed::read(wrong)).is_err(), "{wrong}");
             }
         }

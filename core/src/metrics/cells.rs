@@ -2,12 +2,12 @@
 
 use std::array;
 use std::fmt;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use super::instance::{Histogram, Value};
-use crate::types::{Cause, WorkerSet, whole_ns};
+use crate::types::{Cause, LinkLimit, Role, WorkerSet, whole_ns};
 
 /// What a cell shows.
 pub trait Cell {
@@ -58,16 +58,23 @@ impl<const COLUMNS: usize> ByIndex<COLUMNS> {
 
     /// Adds to one number. An index that is too high is ignored.
     fn add(&self, index: usize, column: usize, by: u64) {
-        let Some(chunk) = self.chunks.get(index / CHUNK) else { return };
-        let chunk = chunk.get_or_init(|| Box::new(array::from_fn(|_| array::from_fn(|_| AtomicU64::new(0)))));
-        chunk[index % CHUNK][column].fetch_add(by, Ordering::Relaxed);
-        if self.shown.load(Ordering::Relaxed) <= index {
-            self.show(index + 1);
+        if let Some(row) = self.row(index) {
+            row[column].fetch_add(by, Ordering::Relaxed);
         }
     }
 
-    /// The rows that are shown: all, or if they are more than [`SHOWN_MAX`], the [`WORST`] with the highest sums and the sum of the others.
-    fn rows(&self) -> Vec<(String, [u64; COLUMNS])> {
+    /// The numbers of an index, which is shown from now on; none of one that is too high.
+    fn row(&self, index: usize) -> Option<&[AtomicU64; COLUMNS]> {
+        let chunk = self.chunks.get(index / CHUNK)?;
+        let chunk = chunk.get_or_init(|| Box::new(array::from_fn(|_| array::from_fn(|_| AtomicU64::new(0)))));
+        if self.shown.load(Ordering::Relaxed) <= index {
+            self.show(index + 1);
+        }
+        Some(&chunk[index % CHUNK])
+    }
+
+    /// The rows that are shown: all, or if they are more than `shown_max`, the [`WORST`] with the highest sums and the sum of the others.
+    fn rows(&self, shown_max: usize) -> Vec<(String, [u64; COLUMNS])> {
         let row = |index: usize| match self.chunks[index / CHUNK].get() {
             Some(chunk) => array::from_fn(|column| chunk[index % CHUNK][column].load(Ordering::Relaxed)),
             None => [0; COLUMNS],
@@ -75,7 +82,7 @@ impl<const COLUMNS: usize> ByIndex<COLUMNS> {
         let mut rows: Vec<(usize, [u64; COLUMNS])> =
             (0..self.shown.load(Ordering::Relaxed)).map(|index| (index, row(index))).collect();
         let mut others = None;
-        if rows.len() > SHOWN_MAX {
+        if rows.len() > shown_max {
             let sum = |row: &[u64; COLUMNS]| row.iter().fold(0_u64, |sum, value| sum.saturating_add(*value));
             rows.sort_by_key(|(index, row)| (std::cmp::Reverse(sum(row)), *index));
             let rest = rows.split_off(WORST);
@@ -97,7 +104,7 @@ impl<const COLUMNS: usize> Default for ByIndex<COLUMNS> {
 
 impl<const COLUMNS: usize> fmt::Debug for ByIndex<COLUMNS> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_list().entries(self.rows()).finish()
+        f.debug_list().entries(self.rows(SHOWN_MAX)).finish()
     }
 }
 
@@ -119,7 +126,7 @@ impl Indexed {
 
 impl Cell for Indexed {
     fn value(&self) -> Value {
-        Value::Family(self.0.rows().into_iter().map(|(index, [value])| (vec![index], value)).collect())
+        Value::Family(self.0.rows(SHOWN_MAX).into_iter().map(|(index, [value])| (vec![index], value)).collect())
     }
 }
 
@@ -147,7 +154,117 @@ impl Cell for ByCause {
             let labels = move |cause: Cause| vec![rank.clone(), cause.name().to_owned()];
             Cause::ALL.map(|cause| (labels(cause), times[cause as usize]))
         };
-        Value::Family(self.0.rows().into_iter().flat_map(of_rank).collect())
+        Value::Family(self.0.rows(SHOWN_MAX).into_iter().flat_map(of_rank).collect())
+    }
+}
+
+/// A count for each server of which something was counted. All clones are one.
+#[derive(Clone, Default, Debug)]
+pub struct ByServer(Arc<ByIndex<2>>);
+
+impl ByServer {
+    /// Adds to the count of a server, which is shown from now on.
+    pub fn add(&self, server: usize, by: u64) {
+        if let Some([count, is_known]) = self.0.row(server) {
+            count.fetch_add(by, Ordering::Relaxed);
+            is_known.store(1, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Cell for ByServer {
+    fn value(&self) -> Value {
+        let known = self.0.rows(SERVERS_SHOWN_MAX).into_iter().filter(|(_, [_, is_known])| *is_known > 0);
+        Value::Family(known.map(|(server, [count, _])| (vec![server], count)).collect())
+    }
+}
+
+/// A number for each server of which it is known now. A sum of such numbers says nothing, so of many servers only some are shown. All clones
+/// are one.
+#[derive(Clone, Default, Debug)]
+pub struct NowByServer(Arc<ByIndex<2>>);
+
+impl NowByServer {
+    /// Sets the number of a server; `None` if it is not known any more.
+    pub fn set(&self, server: usize, number: Option<u64>) {
+        if let Some([value, is_known]) = self.0.row(server) {
+            value.store(number.unwrap_or_default(), Ordering::Relaxed);
+            is_known.store(number.is_some().into(), Ordering::Relaxed);
+        }
+    }
+}
+
+impl Cell for NowByServer {
+    fn value(&self) -> Value {
+        let is_one = |server: &str| server.parse::<usize>().is_ok();
+        let rows = self.0.rows(SERVERS_SHOWN_MAX).into_iter();
+        let known = rows.filter(|(server, [_, is_known])| *is_known > 0 && is_one(server));
+        Value::Family(known.map(|(server, [value, _])| (vec![server], value)).collect())
+    }
+}
+
+/// A number that is shown once it is known.
+#[derive(Default, Debug)]
+pub struct Known(OnceLock<AtomicU64>);
+
+impl Known {
+    /// Sets the number.
+    pub fn set(&self, number: u64) {
+        self.0.get_or_init(AtomicU64::default).store(number, Ordering::Relaxed);
+    }
+}
+
+impl Cell for Known {
+    fn value(&self) -> Value {
+        match self.0.get() {
+            Some(number) => Value::Plain(number.load(Ordering::Relaxed)),
+            None => Value::Family(Vec::new()),
+        }
+    }
+}
+
+/// Numbers for each member of a job, all set at once.
+#[derive(Default, Debug)]
+pub struct ByMember(Mutex<Vec<(Vec<String>, u64)>>);
+
+impl ByMember {
+    /// Sets the numbers of members by role and index. Of many members, those with the least numbers are shown.
+    pub fn set(&self, mut numbers: Vec<((Role, u32), u64)>) {
+        if numbers.len() > SHOWN_MAX {
+            numbers.sort_by_key(|(member, number)| (*number, *member));
+            numbers.truncate(WORST);
+            numbers.sort();
+        }
+        let labels = |(role, index): (Role, u32)| vec![role.to_string(), index.to_string()];
+        let numbers = numbers.into_iter().map(|(member, number)| (labels(member), number)).collect();
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = numbers;
+    }
+}
+
+impl Cell for ByMember {
+    fn value(&self) -> Value {
+        Value::Family(self.0.lock().unwrap_or_else(PoisonError::into_inner).clone())
+    }
+}
+
+/// Time for each server and [`LinkLimit`], of servers of which some was counted. All clones are one.
+#[derive(Clone, Default, Debug)]
+pub struct ByLimit(Arc<ByIndex<{ LinkLimit::ALL.len() }>>);
+
+impl ByLimit {
+    /// Adds so many nanoseconds.
+    pub fn add(&self, server: usize, by: LinkLimit, nanoseconds: u64) {
+        self.0.add(server, by as usize, nanoseconds);
+    }
+}
+
+impl Cell for ByLimit {
+    fn value(&self) -> Value {
+        let rows = self.0.rows(SERVERS_SHOWN_MAX).into_iter().filter(|(_, times)| times.iter().any(|time| *time > 0));
+        let of_server = |(server, times): (String, [u64; LinkLimit::ALL.len()])| {
+            LinkLimit::ALL.map(|by| (vec![server.clone(), by.name().to_owned()], times[by as usize]))
+        };
+        Value::Family(rows.flat_map(of_server).collect())
     }
 }
 
@@ -155,6 +272,8 @@ const CHUNK: usize = 64;
 const CHUNKS: usize = WorkerSet::WORKERS_MAX / CHUNK;
 /// Prometheus keeps a series for each index, so that there must not be too many.
 const SHOWN_MAX: usize = 256;
+/// As [`SHOWN_MAX`], of servers, for each of which there are a dozen metrics.
+const SERVERS_SHOWN_MAX: usize = 64;
 /// How many are shown of more.
 const WORST: usize = 32;
 
@@ -199,6 +318,53 @@ mod tests {
         let Value::Family(rows) = cell.value() else { panic!("a family") };
         assert_eq!(rows.len(), Cause::ALL.len());
         assert!(rows.contains(&(vec!["0".to_owned(), "credit".to_owned()], 7)), "{rows:?}");
+    }
+
+    #[test]
+    fn servers_of_which_nothing_is_known_are_not_shown() {
+        let (counts, now, limits) = (ByServer::default(), NowByServer::default(), ByLimit::default());
+        counts.clone().add(2, 0);
+        counts.add(0, 7);
+        now.set(2, Some(5));
+        now.set(1, Some(5));
+        now.set(2, None);
+        limits.add(1, LinkLimit::Cwnd, 9);
+        limits.add(2, LinkLimit::Cwnd, 0);
+        let family = |rows: &[(&str, u64)]| {
+            Value::Family(rows.iter().map(|(server, number)| (vec![(*server).to_owned()], *number)).collect())
+        };
+        assert_eq!(counts.value(), family(&[("0", 7), ("2", 0)]));
+        assert_eq!(now.value(), family(&[("1", 5)]));
+        let Value::Family(times) = limits.value() else { panic!("a family") };
+        assert_eq!(times.len(), LinkLimit::ALL.len(), "of one server");
+        assert!(times.contains(&(vec!["1".to_owned(), "cwnd".to_owned()], 9)), "{times:?}");
+    }
+
+    #[test]
+    fn a_number_is_shown_once_it_is_known() {
+        let cell = Known::default();
+        assert_eq!(cell.value(), Value::Family(vec![]));
+        cell.set(0);
+        assert_eq!(cell.value(), Value::Plain(0));
+    }
+
+    #[test]
+    fn of_many_members_those_with_the_least_numbers_are_shown() {
+        let cell = ByMember::default();
+        let label = |role: &str, index: u32| vec![role.to_owned(), index.to_string()];
+        cell.set(vec![((Role::Worker, 1), 5), ((Role::Server, 0), 4)]);
+        assert_eq!(cell.value(), Value::Family(vec![(label("worker", 1), 5), (label("server", 0), 4)]));
+        cell.set((0..300).map(|index| ((Role::Worker, index), u64::from(1000 - index))).collect());
+        let Value::Family(rows) = cell.value() else { panic!("a family") };
+        assert_eq!((rows.len(), &rows[WORST - 1]), (WORST, &(label("worker", 299), 701)));
+    }
+
+    #[test]
+    fn no_sum_is_shown_of_what_cannot_be_added() {
+        let now = NowByServer::default();
+        (0..SERVERS_SHOWN_MAX + 1).for_each(|server| now.set(server, Some(1)));
+        let Value::Family(rows) = now.value() else { panic!("a family") };
+        assert_eq!(rows.len(), WORST);
     }
 
     #[test]

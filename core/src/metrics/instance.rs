@@ -22,6 +22,8 @@ pub enum Value {
     Family(Vec<(Vec<String>, u64)>),
     /// How often which durations were counted.
     Histogram(Histogram),
+    /// A histogram for each set of labels, as those of a family.
+    Histograms(Vec<(Vec<String>, Histogram)>),
 }
 
 /// A histogram of durations: each bucket counts the durations that are longer than those of the bucket before, and the last one those that
@@ -66,7 +68,7 @@ impl Instance {
     }
 
     /// The values as plain numbers, for Python. Of a histogram these are the sum, under its own name, and the count, under the name with
-    /// `_count` in place of the unit. Families are left out.
+    /// `_count` in place of the unit. What has labels is left out.
     pub fn plain(&self) -> Vec<(String, u64)> {
         let numbers = |(name, value): &(&'static str, Value)| match value {
             Value::Plain(value) => vec![((*name).to_owned(), *value)],
@@ -74,7 +76,7 @@ impl Instance {
                 let stem = name.strip_suffix("_nanoseconds").unwrap_or(name);
                 vec![((*name).to_owned(), histogram.nanoseconds), (format!("{stem}_count"), histogram.count())]
             }
-            Value::Family(_) => Vec::new(),
+            Value::Family(_) | Value::Histograms(_) => Vec::new(),
         };
         self.values.iter().flat_map(numbers).collect()
     }
@@ -88,7 +90,21 @@ impl Instance {
     pub fn number(&self, name: &str) -> Option<u64> {
         match self.value(name) {
             Some(Value::Plain(value)) => Some(*value),
-            Some(Value::Family(_) | Value::Histogram(_)) | None => None,
+            Some(Value::Family(_) | Value::Histogram(_) | Value::Histograms(_)) | None => None,
+        }
+    }
+
+    /// The numbers of a metric by their labels; none if it has no labels.
+    pub fn family(&self, name: &str) -> impl Iterator<Item = (&[String], u64)> {
+        let numbers = if let Some(Value::Family(numbers)) = self.value(name) { numbers.as_slice() } else { &[] };
+        numbers.iter().map(|(labels, number)| (labels.as_slice(), *number))
+    }
+
+    /// The value of a metric that is one histogram.
+    pub fn histogram(&self, name: &str) -> Option<&Histogram> {
+        match self.value(name) {
+            Some(Value::Histogram(histogram)) => Some(histogram),
+            Some(Value::Plain(_) | Value::Family(_) | Value::Histograms(_)) | None => None,
         }
     }
 }

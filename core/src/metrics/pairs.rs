@@ -9,7 +9,7 @@ impl Instance {
     /// All values as pairs of a name and a number. [`from_pairs`](Self::from_pairs) reads them.
     ///
     /// A name is that of a metric, with the values of its labels in braces and commas between them, such as `late_nanoseconds{3,submit}`. Of
-    /// a histogram these are the numbers of the buckets, from 0, and `sum`.
+    /// a histogram these are the numbers of the buckets, from 0, and `sum`, behind its labels if it has some.
     pub fn pairs(&self) -> Vec<(String, u64)> {
         let mut pairs = Vec::with_capacity(self.values.len());
         for (name, value) in &self.values {
@@ -20,10 +20,11 @@ impl Instance {
                         numbers.iter().map(|(labels, number)| (format!("{name}{{{}}}", labels.join(",")), *number)),
                     );
                 }
-                Value::Histogram(Histogram { buckets, nanoseconds }) => {
-                    pairs.push((format!("{name}{{sum}}"), *nanoseconds));
-                    let bucket = |(at, count): (usize, &u64)| (format!("{name}{{{at}}}"), *count);
-                    pairs.extend(buckets.iter().enumerate().map(bucket));
+                Value::Histogram(histogram) => pairs.extend(of_histogram(name, "", histogram)),
+                Value::Histograms(histograms) => {
+                    for (labels, histogram) in histograms {
+                        pairs.extend(of_histogram(name, &(labels.join(",") + ","), histogram));
+                    }
                 }
             }
         }
@@ -62,16 +63,41 @@ impl Instance {
                         numbers.push((labels, *number));
                     }
                 }
-                (Value::Histogram(histogram), Some("sum")) => histogram.nanoseconds = *number,
-                (Value::Histogram(histogram), Some(bucket)) => {
-                    if let Some(count) = bucket.parse().ok().and_then(|at: usize| histogram.buckets.get_mut(at)) {
-                        *count = *number;
+                (Value::Histogram(histogram), Some(which)) => histogram.set(which, *number),
+                (Value::Histograms(histograms), Some(labels)) => {
+                    let mut labels: Vec<String> = labels.split(',').map(str::to_owned).collect();
+                    let which = labels.pop().unwrap_or_default();
+                    if labels.len() == metric.labels.len() {
+                        let known = histograms.iter().position(|(known, _)| *known == labels);
+                        let at = known.unwrap_or_else(|| {
+                            histograms.push((labels, Histogram::default()));
+                            histograms.len() - 1
+                        });
+                        histograms[at].1.set(&which, *number);
                     }
                 }
-                (Value::Plain(_), Some(_)) | (Value::Family(_) | Value::Histogram(_), None) => {}
+                (Value::Plain(_), Some(_)) | (Value::Family(_) | Value::Histogram(_) | Value::Histograms(_), None) => {}
             }
         }
         Some(Self { scope, label: label.to_owned(), further: Vec::new(), values })
+    }
+}
+
+/// The pairs of a histogram; `labels` end with a comma, if there are some.
+fn of_histogram(name: &str, labels: &str, Histogram { buckets, nanoseconds }: &Histogram) -> Vec<(String, u64)> {
+    let bucket = |(at, count): (usize, &u64)| (format!("{name}{{{labels}{at}}}"), *count);
+    let sum = (format!("{name}{{{labels}sum}}"), *nanoseconds);
+    std::iter::once(sum).chain(buckets.iter().enumerate().map(bucket)).collect()
+}
+
+impl Histogram {
+    /// Sets the number of a bucket, or the `sum`. Ignores anything else.
+    fn set(&mut self, which: &str, number: u64) {
+        if which == "sum" {
+            self.nanoseconds = number;
+        } else if let Some(count) = which.parse().ok().and_then(|at: usize| self.buckets.get_mut(at)) {
+            *count = number;
+        }
     }
 }
 
@@ -79,7 +105,8 @@ impl Metric {
     /// The value of a metric of which nothing is known.
     fn nothing(&self) -> Value {
         match self.kind {
-            Kind::Histogram => Value::Histogram(Histogram::default()),
+            Kind::Histogram if self.labels.is_empty() => Value::Histogram(Histogram::default()),
+            Kind::Histogram => Value::Histograms(Vec::new()),
             Kind::Counter | Kind::Gauge if self.labels.is_empty() => Value::Plain(0),
             Kind::Counter | Kind::Gauge => Value::Family(Vec::new()),
         }
@@ -91,7 +118,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::metrics::ServerMetrics;
+    use crate::metrics::{ServerMetrics, WorkerMetrics};
     use crate::types::Cause;
 
     #[test]
@@ -110,6 +137,24 @@ mod tests {
         };
         let read = Instance::from_pairs("server", "4", &pairs).unwrap();
         assert_eq!(known(&read), known(&instance));
+    }
+
+    #[test]
+    fn histograms_with_labels_are_read_as_they_were_written() {
+        let worker = WorkerMetrics::default();
+        let times = worker.stage_times();
+        times.ended((5, "PUSH"), Duration::from_millis(2));
+        times.ended((6, "PULL"), Duration::from_micros(2));
+        times.ended((6, "PULL"), Duration::from_secs(200));
+        let pairs = worker.instance(0).pairs();
+        assert!(pairs.contains(&("stage_duration_nanoseconds{PUSH,sum}".to_owned(), 2_000_000)), "{pairs:?}");
+        let read = Instance::from_pairs("worker", "0", &pairs).unwrap();
+        let name = "stage_duration_nanoseconds";
+        assert_eq!(read.value(name), worker.instance(0).value(name));
+
+        let foreign = ["{PUSH}", "{PUSH,a,1}", "{}", "{1}"].map(|labels| (format!("{name}{labels}"), 9));
+        let read = Instance::from_pairs("worker", "0", &foreign).unwrap();
+        assert_eq!(read.value(name), Some(&Value::Histograms(vec![])));
     }
 
     #[test]
@@ -133,6 +178,7 @@ mod tests {
                 Value::Plain(value) => assert!([0, 9].contains(value), "{name}"),
                 Value::Family(numbers) => assert_eq!(*numbers, [], "{name}"),
                 Value::Histogram(histogram) => assert_eq!(*histogram, Histogram::default(), "{name}"),
+                Value::Histograms(histograms) => assert_eq!(*histograms, [], "{name}"),
             }
         }
         assert_eq!(Instance::from_pairs("observer", "4", &pairs), None);

@@ -5,8 +5,9 @@ use std::fmt::Display;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::cells::{ByCause, Cell, Durations, Indexed};
+use super::cells::{ByCause, ByLimit, ByMember, ByServer, Cell, Durations, Indexed, Known, NowByServer};
 use super::instance::{Instance, Value};
+use super::named::{ByName, StageDurations, StageWaits};
 
 /// A row of the table.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -245,6 +246,8 @@ metrics! {
         host_waits: Counter of Count, shared;
         /// Time in which the caller's threads waited for handles: communication that hid behind no computation.
         caller_blocked_nanoseconds: Counter of Nanoseconds, shared;
+        /// Time in which the training waited for its data loader, as far as the script tells it with `gradlane.timeline.data`.
+        data_wait_nanoseconds: Counter of Nanoseconds;
         /// Connections made to servers, again after a loss included.
         connections: Counter of Count;
         /// Connections among them that go through shared memory, to servers on this machine.
@@ -254,6 +257,20 @@ metrics! {
         copied_bytes: Counter of Bytes, shared;
         /// Bytes of the residuals of error feedback: 4 for each element that this worker sends of tensors whose codec has it.
         residual_bytes: Gauge of Bytes, shared;
+        /// Whether parts wait because the credit is used up: 1 or 0.
+        starved: Gauge of Count, shared;
+        /// Processor time that its process took.
+        process_cpu_nanoseconds: Counter of Nanoseconds;
+        /// Memory of its process that is in RAM.
+        process_resident_memory_bytes: Gauge of Bytes;
+        /// Descriptors that its process has open.
+        process_open_fds: Gauge of Count;
+        /// When its process began, since 1970.
+        process_start_time_nanoseconds: Gauge of Nanoseconds;
+        /// Time in which threads of its process could have run and waited for a core, added over the threads.
+        run_delay_nanoseconds: Counter of Nanoseconds;
+        /// Rounds of the tensor that was reduced most often: the training steps, where each reduces it once. Counted at each heartbeat.
+        rounds: Gauge of Count;
     }
     computed {
         /// Operations that have not ended.
@@ -262,6 +279,44 @@ metrics! {
     cells {
         /// Time from the submission of an operation to its end. In Python, this is the sum, and `push_pull_duration_count` counts the operations.
         push_pull_duration_nanoseconds: Histogram of Nanoseconds in Durations;
+        /// How wrong the clock of the job may be in this process: half of the delay of the heartbeats that tell it.
+        clock_error_nanoseconds: Gauge of Nanoseconds in Known;
+        /// By how much the wall clock of this host differs from the clock of the job, in either direction. The clock of the job began as the wall
+        /// clock of the coordinator.
+        clock_offset_nanoseconds: Gauge of Nanoseconds in Known;
+        /// How long a stage of a part took, from the queue to its end. PULL takes until the sum is there.
+        stage_duration_nanoseconds: Histogram of Nanoseconds by "stage" in StageDurations;
+        /// Time that parts waited in the queue of a stage, added over the parts: `credit` while nothing was taken because the credit was used up,
+        /// else `queue`, which includes the wait for the round before and for a connection.
+        stage_wait_nanoseconds: Counter of Nanoseconds by "stage" "reason" in StageWaits;
+        /// Bytes of contributions and sums that travelled under a codec, in their own element type.
+        codec_raw_bytes: Counter of Bytes by "codec" in ByName;
+        /// The bytes that travelled for them.
+        codec_wire_bytes: Counter of Bytes by "codec" in ByName;
+        /// Connections made to a server, again after a loss included.
+        link_connects: Counter of Count by "server" in ByServer;
+        /// Bytes that were sent to a server. Over a network, these are the datagrams of QUIC with headers, acknowledgements and repeats, without
+        /// the headers of UDP and IP. Over shared memory, these are contributions, and there are no other metrics of the link but bytes.
+        link_sent_bytes: Counter of Bytes by "server" in ByServer;
+        /// The same of what came from a server. Over shared memory, these are sums.
+        link_received_bytes: Counter of Bytes by "server" in ByServer;
+        /// Packets of QUIC that were sent to a server.
+        link_sent_packets: Counter of Count by "server" in ByServer;
+        /// Packets among them that were taken for lost, and whose bytes were sent again. Probes for larger datagrams do not count.
+        link_lost_packets: Counter of Count by "server" in ByServer;
+        /// How often the congestion window of the connection to a server was made smaller.
+        link_congestion_events: Counter of Count by "server" in ByServer;
+        /// The round trip to a server, smoothed as in RFC 9002.
+        link_rtt_nanoseconds: Gauge of Nanoseconds by "server" in NowByServer;
+        /// The congestion window of the connection to a server.
+        link_cwnd_bytes: Gauge of Bytes by "server" in NowByServer;
+        /// The largest datagram that the path to a server takes.
+        link_mtu_bytes: Gauge of Bytes by "server" in NowByServer;
+        /// Time in which a link to a server sent nothing more, by what held it. The thread that sends works in turns, and what it finds at the end of
+        /// a turn counts until the end of the next: `app`, all was sent and acknowledged, or acknowledged without more being sent; `credit`, the
+        /// same while parts wait because the credit is used up; `cwnd`, the congestion window is full or packets are paced; `flow`, the server
+        /// said that it takes no more; `socket`, the kernel takes no more. While it has more to send and goes on, no time counts.
+        link_limited_nanoseconds: Counter of Nanoseconds by "server" "by" in ByLimit;
     }
 
     /// What one server counted since its start.
@@ -273,13 +328,30 @@ metrics! {
         /// Bytes copied between the buffer in which they arrived and their accumulator, or between that and the buffer from which they are
         /// sent. Additions do not count, nor does the first write of an accumulator.
         copied_bytes: Counter of Bytes, shared;
+        /// Processor time that its process took.
+        process_cpu_nanoseconds: Counter of Nanoseconds;
+        /// Memory of its process that is in RAM.
+        process_resident_memory_bytes: Gauge of Bytes;
+        /// Descriptors that its process has open.
+        process_open_fds: Gauge of Count;
+        /// When its process began, since 1970.
+        process_start_time_nanoseconds: Gauge of Nanoseconds;
+        /// Time in which threads of its process could have run and waited for a core, added over the threads.
+        run_delay_nanoseconds: Counter of Nanoseconds;
+        /// Steps, by the tensor that has most: sums of a round whose number was higher than that of every sum before.
+        steps: Counter of Count;
     }
     computed {}
     cells {
+        /// How wrong the clock of the job may be in this process: half of the delay of the heartbeats that tell it.
+        clock_error_nanoseconds: Gauge of Nanoseconds in Known;
+        /// By how much the wall clock of this host differs from the clock of the job, in either direction. The clock of the job began as the wall
+        /// clock of the coordinator.
+        clock_offset_nanoseconds: Gauge of Nanoseconds in Known;
         /// Time from the first byte of a round of a part to its sum.
         round_duration_nanoseconds: Histogram of Nanoseconds in Durations;
-        /// Time in which only this worker was missing in a round, by what its contribution waited for. Where the workers of a machine reduce among
-        /// themselves, it is the worker that brings their sum.
+        /// Time in which a round had only this worker missing, by what its contribution waited for. Time in which several rounds waited for it counts
+        /// once. Where the workers of a machine reduce among themselves, it is the worker that brings their sum.
         late_nanoseconds: Counter of Nanoseconds by "rank" "cause" in ByCause;
         /// Rounds of parts whose last contribution was that of this worker, where there was another one.
         last: Counter of Count by "rank" in Indexed;
@@ -325,6 +397,16 @@ metrics! {
         stalls: Counter of Count;
         /// Warnings that one server has much more than its share.
         hot_servers: Counter of Count;
+        /// Processor time that its process took.
+        process_cpu_nanoseconds: Counter of Nanoseconds;
+        /// Memory of its process that is in RAM.
+        process_resident_memory_bytes: Gauge of Bytes;
+        /// Descriptors that its process has open.
+        process_open_fds: Gauge of Count;
+        /// When its process began, since 1970.
+        process_start_time_nanoseconds: Gauge of Nanoseconds;
+        /// Time in which threads of its process could have run and waited for a core, added over the threads.
+        run_delay_nanoseconds: Counter of Nanoseconds;
     }
     computed {
         /// Workers and servers that the job waits for.
@@ -333,7 +415,10 @@ metrics! {
             expected.saturating_sub(metrics.workers_joined() + metrics.servers_joined())
         };
     }
-    cells {}
+    cells {
+        /// When a member last told its metrics, since 1970. Members tell them once a second.
+        member_last_seen_nanoseconds: Gauge of Nanoseconds by "role" "index" in ByMember;
+    }
 
     /// What the exporter of a process counted: the thread that answers these requests.
     "exporter" by "version": ExporterMetrics {

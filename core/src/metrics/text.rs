@@ -8,19 +8,25 @@ use super::table::{Kind, METRICS, Metric, Unit};
 /// The values of `instances` in the [text exposition format] of Prometheus, version 0.0.4.
 ///
 /// A metric is called `gradlane_<scope>_<name>`, and a counter ends in `_total`. Times are in seconds. The label of the scope tells the instances
-/// apart. There is no label for the job, because Prometheus adds its own label `job` to what it collects.
+/// apart. What every process has is called as Prometheus' own libraries call it, such as `process_open_fds`, in every scope. There is no label for the job, because Prometheus adds its own label `job` to what it collects.
 ///
 /// [text exposition format]: https://prometheus.io/docs/instrumenting/exposition_formats/
 pub fn prometheus(instances: &[Instance]) -> String {
     let mut text = String::new();
-    for metric in METRICS {
+    for (at, metric) in METRICS.iter().enumerate() {
+        let is_the_same =
+            |other: &&Metric| other.name == metric.name && (other.scope == metric.scope || is_of_process(metric));
+        if METRICS[..at].iter().any(|before| is_the_same(&before)) {
+            continue;
+        }
         let value = |instance: &Instance| {
-            let found = instance.value(metric.name).filter(|_| instance.scope == metric.scope);
+            let metric = METRICS.iter().filter(is_the_same).find(|metric| metric.scope == instance.scope)?;
+            let value = instance.value(metric.name)?;
             let further = instance.further.iter().map(|(name, value)| format!(",{}", label(name, value)));
-            let of = || label(metric.label, &instance.label) + &further.collect::<String>();
-            found.map(|value| (of(), value.clone()))
+            Some((label(metric.label, &instance.label) + &further.collect::<String>(), value.clone()))
         };
-        let values: Vec<(String, Value)> = instances.iter().filter_map(value).collect();
+        let values: Vec<(String, Value)> =
+            instances.iter().filter_map(value).filter(|(_, value)| !is_empty(value)).collect();
         if values.is_empty() {
             continue;
         }
@@ -33,31 +39,54 @@ pub fn prometheus(instances: &[Instance]) -> String {
     text
 }
 
+/// Whether a metric is of the process of a part, and called alike in all scopes.
+fn is_of_process(metric: &Metric) -> bool {
+    metric.name.starts_with("process_")
+}
+
+/// Whether nothing is known of a metric.
+fn is_empty(value: &Value) -> bool {
+    match value {
+        Value::Family(numbers) => numbers.is_empty(),
+        Value::Histograms(histograms) => histograms.is_empty(),
+        Value::Plain(_) | Value::Histogram(_) => false,
+    }
+}
+
 /// The samples of one metric of one instance, which `of` names.
 fn samples(text: &mut String, metric: &Metric, name: &str, of: &str, value: &Value) {
     let mut line = |suffix: &str, further: &str, value: String| {
         writeln!(text, "{name}{suffix}{{{of}{further}}} {value}").expect("a String takes all");
     };
+    let with = |labels: &[String]| -> String {
+        metric.labels.iter().zip(labels).map(|(name, value)| format!(",{}", label(name, value))).collect()
+    };
     match value {
         Value::Plain(value) => line("", "", number(metric.unit, *value)),
         Value::Family(numbers) => {
             for (labels, value) in numbers {
-                let labels = metric.labels.iter().zip(labels).map(|(name, value)| format!(",{}", label(name, value)));
-                line("", &labels.collect::<String>(), number(metric.unit, *value));
+                line("", &with(labels), number(metric.unit, *value));
             }
         }
-        Value::Histogram(histogram) => {
-            let mut count = 0_u64;
-            for (bucket, in_bucket) in histogram.buckets.iter().enumerate() {
-                count = count.saturating_add(*in_bucket);
-                let bound =
-                    Histogram::bound(bucket).map_or_else(|| "+Inf".to_owned(), |bound| number(metric.unit, bound));
-                line("_bucket", &format!(",{}", label("le", &bound)), count.to_string());
+        Value::Histogram(histogram) => of_histogram(metric.unit, histogram, "", line),
+        Value::Histograms(histograms) => {
+            for (labels, histogram) in histograms {
+                of_histogram(metric.unit, histogram, &with(labels), &mut line);
             }
-            line("_sum", "", number(metric.unit, histogram.nanoseconds));
-            line("_count", "", count.to_string());
         }
     }
+}
+
+/// The samples of a histogram with these labels: the rest of the name, all labels, the value.
+fn of_histogram(unit: Unit, histogram: &Histogram, labels: &str, mut line: impl FnMut(&str, &str, String)) {
+    let mut count = 0_u64;
+    for (bucket, in_bucket) in histogram.buckets.iter().enumerate() {
+        count = count.saturating_add(*in_bucket);
+        let bound = Histogram::bound(bucket).map_or_else(|| "+Inf".to_owned(), |bound| number(unit, bound));
+        line("_bucket", &format!("{labels},{}", label("le", &bound)), count.to_string());
+    }
+    line("_sum", labels, number(unit, histogram.nanoseconds));
+    line("_count", labels, count.to_string());
 }
 
 /// A value in the base unit of Prometheus.
@@ -112,7 +141,7 @@ fn exported_name(metric: &Metric) -> String {
         Some(stem) => format!("{stem}_seconds"),
         None => metric.name.to_owned(),
     };
-    format!("gradlane_{}_{name}{suffix}", metric.scope)
+    if is_of_process(metric) { format!("{name}{suffix}") } else { format!("gradlane_{}_{name}{suffix}", metric.scope) }
 }
 
 /// A label with its value.
@@ -129,12 +158,12 @@ const NANOSECONDS: u64 = 1_000_000_000;
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
+    use std::collections::{BTreeMap, BTreeSet};
     use std::time::Duration;
 
     use super::*;
-    use crate::metrics::{CoordinatorMetrics, ExporterMetrics, ServerMetrics, WorkerMetrics};
-    use crate::types::Cause;
+    use crate::metrics::{CoordinatorMetrics, ExporterMetrics, LinkReading, ServerMetrics, WorkerMetrics};
+    use crate::types::{Cause, Role, ServerId};
 
     #[test]
     fn values_stand_below_the_help_and_the_type_of_their_metric() {
@@ -201,27 +230,86 @@ gradlane_worker_push_bytes_total{rank=\"1\"} 2
     }
 
     #[test]
+    fn a_histogram_with_labels_has_all_its_samples_for_each_of_them() {
+        let worker = WorkerMetrics::default();
+        worker.stage_times().ended((5, "PUSH"), Duration::from_millis(1));
+        worker.stage_times().ended((6, "PULL"), Duration::from_millis(300));
+        let text = prometheus(&[worker.instance(0)]);
+        let of = |suffix: &str| format!("gradlane_worker_stage_duration_seconds{suffix}\n");
+        for line in [
+            of("_bucket{rank=\"0\",stage=\"PUSH\",le=\"0.001024\"} 1"),
+            of("_bucket{rank=\"0\",stage=\"PULL\",le=\"0.262144\"} 0"),
+            of("_bucket{rank=\"0\",stage=\"PULL\",le=\"+Inf\"} 1"),
+            of("_sum{rank=\"0\",stage=\"PULL\"} 0.3"),
+            of("_count{rank=\"0\",stage=\"PUSH\"} 1"),
+        ] {
+            assert!(text.contains(&line), "{line}: {text}");
+        }
+    }
+
+    #[test]
     fn every_metric_follows_the_rules_of_the_format() {
         let server = ServerMetrics::default();
         server.late_nanoseconds.show(2);
         server.last.show(2);
         server.lane_busy_nanoseconds.show(1);
+        let worker = WorkerMetrics::default();
+        worker.link(ServerId(0)).read(&LinkReading::default(), &reading());
+        worker.stage_times().began((5, "PUSH"), Duration::ZERO, Duration::ZERO);
+        worker.stage_times().ended((5, "PUSH"), Duration::from_millis(1));
+        worker.codec_raw_bytes.add((2, "fp16"), 4);
+        worker.codec_wire_bytes.add((2, "fp16"), 2);
+        [&worker.clock_error_nanoseconds, &worker.clock_offset_nanoseconds].into_iter().for_each(|cell| cell.set(1));
+        [&server.clock_error_nanoseconds, &server.clock_offset_nanoseconds].into_iter().for_each(|cell| cell.set(1));
+        let coordinator = CoordinatorMetrics::default();
+        coordinator.member_last_seen_nanoseconds.set(vec![((Role::Worker, 0), 1)]);
         let text = prometheus(&[
-            WorkerMetrics::default().instance(0),
+            worker.instance(0),
             server.instance(0),
             WorkerMetrics::default().instance(1),
-            CoordinatorMetrics::default().instance("night"),
+            coordinator.instance("night"),
             ExporterMetrics::default().instance("0.1.0"),
         ]);
         assert!(text.ends_with('\n'));
         let families = families(&text);
-        assert_eq!(families.len(), METRICS.len(), "no name serves two metrics");
+        let names: BTreeSet<String> = METRICS.iter().map(exported_name).collect();
+        assert_eq!(families.len(), names.len(), "no name serves two metrics");
         for (name, (kind, labels)) in families {
             assert!(name.starts_with(|first: char| first.is_ascii_alphabetic()), "{name}");
             assert!(name.chars().all(|char| char.is_ascii_alphanumeric() || char == '_'), "{name}");
             assert_eq!(name.ends_with("_total"), kind == "counter", "{name}");
             assert!(labels.windows(2).all(|pair| pair[0] != pair[1]), "{name}: {labels:?}");
         }
+    }
+
+    #[test]
+    fn what_every_process_has_is_called_as_elsewhere_and_stands_together() {
+        let (worker, server) = (WorkerMetrics::default(), ServerMetrics::default());
+        WorkerMetrics::set(&worker.process_open_fds, 40);
+        ServerMetrics::set(&server.process_open_fds, 50);
+        let text =
+            prometheus(&[server.instance(3), worker.instance(0), CoordinatorMetrics::default().instance("night")]);
+        let expected = "\
+# TYPE process_open_fds gauge
+process_open_fds{server=\"3\"} 50
+process_open_fds{rank=\"0\"} 40
+process_open_fds{job_name=\"night\"} 0
+";
+        assert!(text.contains(expected), "{text}");
+        assert!(text.contains("process_cpu_seconds_total{rank=\"0\"} 0\n"), "{text}");
+        assert!(text.contains("gradlane_worker_run_delay_seconds_total{rank=\"0\"} 0\n"), "{text}");
+    }
+
+    #[test]
+    fn what_is_not_known_is_left_out() {
+        let text = prometheus(&[WorkerMetrics::default().instance(0)]);
+        assert!(!text.contains("link_rtt"), "{text}");
+        let worker = WorkerMetrics::default();
+        worker.link(ServerId(7)).read(&LinkReading::default(), &reading());
+        let text = prometheus(&[worker.instance(0)]);
+        assert!(text.contains("gradlane_worker_link_rtt_seconds{rank=\"0\",server=\"7\"} 0.00021\n"), "{text}");
+        let limited = "gradlane_worker_link_limited_seconds_total{rank=\"0\",server=\"7\",by=\"cwnd\"} 1.5\n";
+        assert!(text.contains(limited), "{text}");
     }
 
     #[test]
@@ -238,6 +326,11 @@ gradlane_worker_push_bytes_total{rank=\"1\"} 2
         for shown in ["counter", "bytes", "gradlane_worker_push_bytes_total", "without headers"] {
             assert!(line.contains(shown), "{line}");
         }
+    }
+
+    fn reading() -> LinkReading {
+        let limited_nanoseconds = [0, 0, 1_500_000_000, 0, 0];
+        LinkReading { rtt: Duration::from_micros(210), limited_nanoseconds, ..LinkReading::default() }
     }
 
     /// The type and the label sets of each metric, after a check that the lines of a metric stand together: help, type, values.

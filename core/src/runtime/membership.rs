@@ -19,7 +19,7 @@ use crate::types::{
     Answer, Ask, ControlAnswer, Done, Epoch, Holdings, NodeId, PartLayout, Squares, StepReport, TensorSpec, Time,
     WorkersKey, Written,
 };
-use crate::wire::frame::{Frame, Progress, Stall};
+use crate::wire::frame::{Frame, Progress, Stall, Waiting};
 
 /// The membership of this process in a job: its connection to the coordinator, and the thread that drives it.
 #[derive(Debug)]
@@ -70,12 +70,14 @@ enum Input {
 
 impl Membership {
     /// Starts to join. Calls `events` on the membership's thread, in order, but reports declarations, barriers and answers to their `Done`. Calls
-    /// `progress` before each heartbeat. Tells the coordinator the metrics of `shown` with heartbeats, once a second at most.
+    /// `progress` before each heartbeat. Tells the coordinator the metrics of `shown` with heartbeats, and of a server the rounds that `waits` names, once
+    /// a second at most.
     pub fn start(
         options: MembershipOptions,
         clock: Clock,
         shown: Option<Arc<dyn Shown>>,
         progress: impl Fn() -> Progress + Send + 'static,
+        waits: Option<Box<dyn Fn() -> Vec<Waiting> + Send>>,
         events: impl Fn(MemberEvent) + Send + 'static,
     ) -> Result<Self> {
         let (inputs, received) = unbounded();
@@ -101,6 +103,7 @@ impl Membership {
             shown,
             showed: None,
             progress: Box::new(progress),
+            waits,
             events: Box::new(events),
         };
         let thread = OwnThread::start("gl-membership", move || driver.run_guarded(Inputs::new(received, clock)))?;
@@ -251,6 +254,8 @@ struct Driver {
     /// When the coordinator was last told the metrics.
     showed: Option<Time>,
     progress: Box<dyn Fn() -> Progress + Send>,
+    /// The rounds that wait, of a server.
+    waits: Option<Box<dyn Fn() -> Vec<Waiting> + Send>>,
     events: Box<dyn Fn(MemberEvent) + Send>,
 }
 
@@ -378,6 +383,12 @@ impl Driver {
             match command {
                 MemberCommand::Dial => self.dial(),
                 MemberCommand::Send(frame) => {
+                    // The last ones, so that what was counted since the last heartbeat is not lost with this member.
+                    if let Frame::Leave | Frame::Fail { .. } = frame {
+                        (self.progress)();
+                        self.showed = None;
+                        self.show();
+                    }
                     if let Some(link) = &self.link {
                         link.send(&frame);
                         if let Frame::Heartbeat { .. } = frame {
@@ -403,6 +414,7 @@ impl Driver {
         // It has no place in its job yet. Until then the coordinator wants nothing but its heartbeats.
         let Ok(ControlAnswer::Stats(stats)) = exporter::stats(&**shown) else { return };
         link.send(&Frame::Metrics(stats));
+        self.waits.iter().for_each(|waits| link.send(&Frame::Waits(waits())));
         self.showed = Some(now);
     }
 

@@ -11,6 +11,7 @@ mod job_clock;
 mod membership;
 mod operator;
 mod status;
+mod usage;
 
 pub mod exporter;
 pub mod process;
@@ -23,3 +24,4 @@ pub use membership::{Membership, MembershipOptions, Reporter};
 pub use operator::Operator;
 pub use status::status;
 pub use timer::Timer;
+pub use usage::Usage;

@@ -56,6 +56,7 @@ use super::rules::{is_client, is_staged, needs_credit, waits_for_the_round_befor
 use super::task::{Outcome, Place, Purpose, Task, TaskSpec, Work};
 use super::waits::Starvation;
 use crate::error::{Error, Result};
+use crate::metrics::StageTimes;
 use crate::pipeline::{Pipeline, Stage};
 use crate::types::{Defect, PartId, Round, ServerId, Time};
 
@@ -149,6 +150,7 @@ pub struct Scheduler {
     /// When credit is lent on, if a task waits for some.
     credit_due: Option<Time>,
     starvation: Starvation,
+    times: StageTimes,
     /// Running tasks, by stage.
     running: [u32; Stage::COUNT],
     tasks: Arena<Work>,
@@ -192,6 +194,7 @@ impl Scheduler {
             has_staged: false,
             credit_due: None,
             starvation: Starvation::default(),
+            times: StageTimes::default(),
             running: [0; Stage::COUNT],
             tasks: Arena::new(),
             groups: Arena::new(),
@@ -315,11 +318,10 @@ impl Scheduler {
             self.moved = now;
         }
         assert_eq!(work.place, Place::Running, "only a running task is finished");
-        if work.stage.precedes_push() {
-            work.waits.handle_stage_ended(now);
-        }
-        self.running[work.stage.index()] -= 1;
         let stage = work.stage;
+        let took = work.waits.handle_stage_ended(now, stage.precedes_push());
+        self.times.ended((stage.index(), stage.name()), took);
+        self.running[stage.index()] -= 1;
         match work.purpose {
             Purpose::Withdrawing { .. } | Purpose::Dropped => self.finish_withdrawal(now, id, outcome),
             Purpose::Wanted => self.finish_wanted(now, id, outcome),

@@ -25,18 +25,33 @@ impl Waits {
         self.starved_before = starved;
     }
 
-    /// It is taken from the queue to which it came at `since`.
-    pub(super) fn handle_taken(&mut self, now: Time, since: Time, starved: Duration) {
-        let queued = now.since(since);
-        let starved = starved.saturating_sub(self.starved_before).min(queued);
-        self.credit += starved;
-        self.queue += queued - starved;
+    /// It is taken from the queue to which it came at `since`. `comes_to_push` says whether its header will tell of this wait. Returns how long it
+    /// waited without and with credit missing.
+    pub(super) fn handle_taken(
+        &mut self,
+        now: Time,
+        since: Time,
+        starved: Duration,
+        comes_to_push: bool,
+    ) -> (Duration, Duration) {
+        let waited = now.since(since);
+        let starved = starved.saturating_sub(self.starved_before).min(waited);
+        let queued = waited - starved;
+        if comes_to_push {
+            self.credit += starved;
+            self.queue += queued;
+        }
         self.taken = now;
+        (queued, starved)
     }
 
-    /// A stage before the push ends for which it was taken.
-    pub(super) fn handle_stage_ended(&mut self, now: Time) {
-        self.device += now.since(self.taken);
+    /// The stage ends for which it was taken. Returns how long the stage took.
+    pub(super) fn handle_stage_ended(&mut self, now: Time, precedes_push: bool) -> Duration {
+        let took = now.since(self.taken);
+        if precedes_push {
+            self.device += took;
+        }
+        took
     }
 
     /// What its header says.
@@ -64,6 +79,11 @@ impl Starvation {
         if let Some(since) = self.since.take() {
             self.ended += now.since(since);
         }
+    }
+
+    /// Whether it began and has not ended.
+    pub(super) fn goes_on(&self) -> bool {
+        self.since.is_some()
     }
 
     /// How long it lasted so far, in all.

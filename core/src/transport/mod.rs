@@ -12,6 +12,7 @@ use bytes::Bytes;
 use crate::error::Error;
 use crate::local::{Ended, PeerProcess, Progress};
 use crate::mem::{Frozen, Region};
+use crate::metrics::LinkMeter;
 use crate::types::{Address, Done, ExchangeId, LinkId, NodeId};
 use crate::wire::{About, Request, Response};
 
@@ -143,6 +144,9 @@ pub trait Transport: Progress + Send + Sync {
     fn process(&self, _link: LinkId) -> Option<Arc<PeerProcess>> {
         None
     }
+
+    /// Counts in `meter` from now on what goes over `link`, which has just come up: once in a tenth of a second while there is anything to count.
+    fn measure(&self, _link: LinkId, _meter: Arc<LinkMeter>) {}
 
     /// Calls `ended` if a thread of this transport ends without being told to. Calls it at once if one has ended so. The transport may lose any
     /// call then.

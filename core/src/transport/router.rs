@@ -22,6 +22,7 @@ use crate::error::{Error, Result};
 use crate::identity::Credentials;
 use crate::local::{Ended, PeerProcess, Progress, SharedBacking};
 use crate::mem::{Copies, Region};
+use crate::metrics::LinkMeter;
 use crate::types::{Address, Done, ExchangeId, LinkId, Reach, Scheme};
 
 /// A worker's transport to all its servers.
@@ -173,6 +174,12 @@ impl Transport for Router {
 
     fn process(&self, link: LinkId) -> Option<Arc<PeerProcess>> {
         self.at(link).and_then(|(transport, link)| transport.process(link))
+    }
+
+    fn measure(&self, link: LinkId, meter: Arc<LinkMeter>) {
+        if let Some((transport, link)) = self.at(link) {
+            transport.measure(link, meter);
+        }
     }
 
     fn watch(&self, ended: Ended) {

@@ -275,6 +275,11 @@ impl CodecSpec {
         self.encoding
     }
 
+    /// The name of the codec without its parameters.
+    pub fn name(self) -> &'static str {
+        self.encoding.row().name
+    }
+
     /// The byte that says on the wire which codec it is, whether it has error feedback, and how it rounds. Its parameters follow elsewhere.
     pub const fn code(self) -> u8 {
         self.encoding as u8 | self.flags | if self.momentum.is_some() { MOMENTUM } else { 0 }

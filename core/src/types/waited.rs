@@ -13,13 +13,15 @@ pub enum Cause {
     Queue,
     /// The part waited for credit.
     Credit,
-    /// The time from the first to the last byte of the contribution, with its addition.
+    /// The time from the first to the last byte of the contribution.
     Transfer,
+    /// The server had bytes, and was behind with their addition.
+    Sum,
 }
 
 impl Cause {
     /// All of them, in the order of the way of a part.
-    pub const ALL: [Self; 5] = [Self::Submit, Self::Device, Self::Queue, Self::Credit, Self::Transfer];
+    pub const ALL: [Self; 6] = [Self::Submit, Self::Device, Self::Queue, Self::Credit, Self::Transfer, Self::Sum];
 
     /// The word for it.
     pub const fn name(self) -> &'static str {
@@ -29,6 +31,7 @@ impl Cause {
             Self::Queue => "queue",
             Self::Credit => "credit",
             Self::Transfer => "transfer",
+            Self::Sum => "sum",
         }
     }
 }

@@ -19,6 +19,7 @@ mod kinds;
 mod recovery;
 mod stepping;
 mod store;
+mod waiting;
 
 /// One message on a control stream. The connection tells who sent it.
 #[derive(Clone, PartialEq, Debug)]
@@ -110,6 +111,9 @@ pub enum Frame {
     Steps(StepReport),
     /// A server, or the first worker of a machine, misses contributions.
     Stall(Stall),
+    /// The rounds of this server that have waited for a moment, those that have waited longest. Comes with [`Frame::Metrics`], also when there is
+    /// none; the latest counts.
+    Waits(Vec<Waiting>),
     /// The process leaves in an orderly way.
     Leave,
     /// The process gives up its work and ends. For the job this is the loss of a member.
@@ -395,6 +399,75 @@ pub struct Status {
     pub imbalance_milli: u64,
     /// If the workers stand behind a step until others have come.
     pub hold: Option<Hold>,
+    /// The tensors that wait.
+    pub waits: Waits,
+}
+
+/// A round of a part for which some workers have come, and others are missing.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Waiting {
+    /// Which part.
+    pub part: PartId,
+    /// Which round.
+    pub round: Round,
+    /// Time since the first contribution.
+    pub waited: Duration,
+    /// The first ranks that are missing, at most [`Waiting::MISSING_MAX`].
+    pub missing: Vec<WorkerId>,
+    /// How many are missing besides.
+    pub more: u32,
+}
+
+impl Waiting {
+    /// The most rounds that a member tells of at once.
+    pub const TOLD_MAX: usize = 8;
+    /// The most ranks that are listed.
+    pub const MISSING_MAX: usize = 16;
+    /// A round that has waited for less is not told of: somebody always comes last.
+    pub const MOMENT: Duration = Duration::from_millis(200);
+}
+
+impl From<Stall> for Waiting {
+    fn from(stall: Stall) -> Self {
+        let Stall { part, round, mut missing, waited } = stall;
+        let more = u32::try_from(missing.len().saturating_sub(Self::MISSING_MAX)).unwrap_or(u32::MAX);
+        missing.truncate(Self::MISSING_MAX);
+        Self { part, round, waited, missing, more }
+    }
+}
+
+/// A tensor that waits, as a status shows it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct WaitingTensor {
+    /// The tensors of the part, shortened.
+    pub tensor: String,
+    /// The member that told of it, such as `server 1`.
+    pub told_by: String,
+    /// How long ago the member told of it. It may have its sum since.
+    pub age: Duration,
+    /// What the member told.
+    pub waiting: Waiting,
+}
+
+impl WaitingTensor {
+    /// How long it has waited until now.
+    pub fn waited(&self) -> Duration {
+        self.waiting.waited + self.age
+    }
+}
+
+/// The tensors that wait.
+#[derive(Clone, PartialEq, Default, Debug)]
+pub struct Waits {
+    /// Those that have waited longest, the longest first; at most [`Waits::SHOWN_MAX`]. A tensor stands here once a round.
+    pub tensors: Vec<WaitingTensor>,
+    /// Servers that are there and have told nothing lately, such as `server 1`.
+    pub unheard: Names,
+}
+
+impl Waits {
+    /// The most tensors that are shown.
+    pub const SHOWN_MAX: usize = 32;
 }
 
 /// One member's health.

@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use super::Frame;
-use super::frame::{AckTimes, Forming, Health, Hold, Join, MemberStatus, Names, Progress, Stall, Status};
+use super::frame::{
+    AckTimes, Forming, Health, Hold, Join, MemberStatus, Names, Progress, Stall, Status, Waiting, WaitingTensor, Waits,
+};
 use crate::error::{Claim, ERRORS, Error, ErrorKind, FieldSource, Tensors};
 use crate::types::{
     Address, CheckpointAsk, Checkpointed, ClockKey, ClockStep, Closing, Control, ControlAnswer, ControlCommand, DType,
@@ -95,6 +97,7 @@ pub fn frames() -> Vec<Frame> {
         }),
         Frame::Restored { epoch: Epoch { term: 1, number: 2 } },
         Frame::Stall(stall()),
+        Frame::Waits(vec![Waiting { more: 7, ..stall().into() }]),
         Frame::Leave,
         Frame::Fail { cause: "c".to_owned() },
         Frame::Saw { node: NodeId([9; 32]), pid: 77 },
@@ -154,6 +157,15 @@ pub fn frames() -> Vec<Frame> {
             }],
             imbalance_milli: 1250,
             hold: Some(hold()),
+            waits: Waits {
+                tensors: vec![WaitingTensor {
+                    tensor: "w".to_owned(),
+                    told_by: "server 1".to_owned(),
+                    age: Duration::from_nanos(4),
+                    waiting: stall().into(),
+                }],
+                unheard: Names { listed: vec!["server 0".to_owned()], more: 1 },
+            },
         }),
         Frame::Forming(Forming {
             speaks: true,

@@ -17,6 +17,7 @@ use super::team::Team;
 use crate::cluster::{Contact, ContactTerms};
 use crate::config::Bounds;
 use crate::error::{Error, Result};
+use crate::metrics::StageTimes;
 use crate::pipeline::Pipeline;
 use crate::pipeline::registry::{ReadyPart, Registry};
 use crate::sched::{self, GroupId, Scheduler, SchedulerConfig, SideTable, StallDetector, TaskId};
@@ -337,6 +338,11 @@ impl Worker {
         self.outstanding.progress()
     }
 
+    /// How many rounds the tensor with the most has begun.
+    pub fn rounds(&self) -> u64 {
+        self.outstanding.rounds()
+    }
+
     /// The part of a task, with the submissions that it serves.
     pub fn part(&self, task: TaskId) -> &ReadyPart {
         &self.record(task).part
@@ -373,6 +379,11 @@ impl Worker {
         self.scheduler.is_idle() && self.submissions.is_empty() && self.tasks.is_empty()
     }
 
+    /// Whether parts wait because the credit is used up.
+    pub fn is_starved(&self) -> bool {
+        self.scheduler.is_starved()
+    }
+
     /// Bytes in flight that count against the credit.
     pub fn credit_in_flight(&self) -> u64 {
         self.scheduler.credit_in_flight()
@@ -388,6 +399,11 @@ impl Worker {
         let name = |piece: &Piece| self.registry.name_of(piece.tensor).map(str::to_owned);
         let shared = self.registry.parts().filter(|part| part.pieces.len() > 1);
         shared.map(|part| part.pieces.iter().filter_map(name).collect()).collect()
+    }
+
+    /// Counts in `times` how long stages take, and what parts wait for.
+    pub fn count_in(&mut self, times: StageTimes) {
+        self.scheduler.count_in(times);
     }
 
     /// Sets whether the driver gets [`Command::Finished`].

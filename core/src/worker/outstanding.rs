@@ -44,6 +44,8 @@ pub(super) struct Outstanding {
     tensors: u64,
     /// The tensor and round of the latest submission.
     last: Option<(TensorKey, Round)>,
+    /// The most rounds that a tensor has had.
+    rounds: u64,
 }
 
 impl Outstanding {
@@ -62,6 +64,12 @@ impl Outstanding {
     /// The latest of these tensors begins this round.
     pub(super) fn begin(&mut self, tensors: &Tensors, round: Round) {
         self.last = tensors.as_slice().last().map(|tensor| (tensor.key, round));
+        self.rounds = self.rounds.max(round.0.saturating_add(1));
+    }
+
+    /// How many rounds the tensor with the most has begun.
+    pub(super) fn rounds(&self) -> u64 {
+        self.rounds
     }
 
     /// The progress of the worker.

@@ -12,7 +12,7 @@ use gradlane_core::engine::{
     RowsHandle, RowsUse, Step, Submission, Timeline,
 };
 use gradlane_core::mem::Doubt;
-use gradlane_core::metrics::Instance;
+use gradlane_core::metrics::WorkerMetrics;
 use gradlane_core::runtime::exporter::{Exporter, Exposure};
 use gradlane_core::runtime::{Clock, JobClock};
 use gradlane_core::types::{
@@ -240,8 +240,8 @@ impl Place for Alone {
         &self.doubt
     }
 
-    fn metrics(&self) -> Instance {
-        self.metrics.instance(0)
+    fn metrics(&self) -> &WorkerMetrics {
+        &self.metrics
     }
 
     fn layout(&self) -> String {

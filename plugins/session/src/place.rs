@@ -11,7 +11,7 @@ use gradlane_core::engine::{
     Timeline,
 };
 use gradlane_core::mem::Doubt;
-use gradlane_core::metrics::Instance;
+use gradlane_core::metrics::WorkerMetrics;
 use gradlane_core::runtime::JobClock;
 use gradlane_core::types::{
     CheckpointAsk, Checkpointed, HostPlace, StoreAnswer, StoreAsk, TensorSpec, Tick, Ticked, WorkersKey,
@@ -80,7 +80,7 @@ pub(crate) trait Place: Send + Sync {
 
     fn doubt(&self) -> &Doubt;
 
-    fn metrics(&self) -> Instance;
+    fn metrics(&self) -> &WorkerMetrics;
 
     fn layout(&self) -> String;
 
@@ -231,8 +231,8 @@ impl Place for Engine {
         self.doubt()
     }
 
-    fn metrics(&self) -> Instance {
-        self.metrics().instance(self.rank().0)
+    fn metrics(&self) -> &WorkerMetrics {
+        self.metrics()
     }
 
     fn layout(&self) -> String {

@@ -11,13 +11,13 @@ use gradlane_core::engine::{
 };
 use gradlane_core::identity::Credentials;
 use gradlane_core::mem::{Copies, Doubt};
-use gradlane_core::metrics::Instance;
+use gradlane_core::metrics::{Instance, WorkerMetrics};
 use gradlane_core::runtime::exporter::Exporter;
 use gradlane_core::runtime::{JobClock, process};
 use gradlane_core::transport::router::Router;
 use gradlane_core::types::{
     CheckpointAsk, Checkpointed, HostPlace, Participants, Role, StoreAnswer, StoreAsk, TensorSpec, Tick, Ticked,
-    WorkerId, WorkerSet, WorkersKey,
+    WorkerId, WorkerSet, WorkersKey, whole_ns,
 };
 use gradlane_core::{Error, Result};
 use gradlane_server::launch::entering::Found;
@@ -381,7 +381,12 @@ impl Session {
 
     /// The metrics of this worker. In a job of one nothing is sent, so all of them are 0.
     pub fn metrics(&self) -> Instance {
-        self.place.metrics()
+        self.place.metrics().instance(self.rank())
+    }
+
+    /// The training has waited for its data for so long.
+    pub fn count_data_wait(&self, waited: Duration) {
+        WorkerMetrics::add(&self.place.metrics().data_wait_nanoseconds, whole_ns(waited));
     }
 
     /// The parts of every declared tensor, one a line.

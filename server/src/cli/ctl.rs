@@ -201,7 +201,7 @@ impl Order {
                     Some(rank) => vec![Recipient::Worker(WorkerId(rank))],
                     None => {
                         let status = operator.status(timeout)?;
-                        members(&status).filter(|member| matches!(member, Recipient::Worker(_))).collect()
+                        recorders::all(&status)
                     }
                 };
                 return recorders::dump(&mut operator, workers, directory, timeout, json);

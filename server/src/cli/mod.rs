@@ -1,7 +1,7 @@
 //! The command line: `gradlane` of the Python package and `gradlane-server`, one and the same.
 //!
 //! This file parses the arguments and selects the command: [`settings`] are the arguments of every command, [`roles`] runs a part of a job,
-//! [`crate::launch`] a whole one, [`status`], [`top`], [`explain`] and [`crate::doctor`] report, [`ctl`] gives orders. All settings are knobs of
+//! [`crate::launch`] a whole one, [`status`], [`top`], [`explain`], [`compare`] and [`crate::doctor`] report, [`ctl`] gives orders. All settings are knobs of
 //! [`gradlane_core::config`]; a flag is only a short name for one.
 
 use std::collections::BTreeMap;
@@ -24,6 +24,7 @@ use crate::launch::rendezvous;
 use crate::launch::{self, Launch};
 
 mod bench;
+mod compare;
 mod ctl;
 mod explain;
 mod live;
@@ -32,6 +33,7 @@ mod recorders;
 mod roles;
 mod screen;
 mod settings;
+mod stalled;
 mod status;
 mod status_printer;
 mod timelines;
@@ -153,6 +155,21 @@ enum Command {
         #[arg(value_name = "DIRECTORY")]
         directory: PathBuf,
     },
+    /// Say what two runs have different, and by how much, from their reports
+    #[command(
+        after_help = "Example: gradlane compare reports/night-20261129T2200Z.json reports/night-20261130T2200Z.json"
+    )]
+    Compare {
+        /// The report of a job that ran with `-o report=DIRECTORY`, or a directory with one
+        #[arg(value_name = "A")]
+        a: PathBuf,
+        /// The other one
+        #[arg(value_name = "B")]
+        b: PathBuf,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
     /// Make a further join string for a job that runs, for one role
     Token {
         #[command(subcommand)]
@@ -195,6 +212,9 @@ struct Run {
 struct Status {
     #[command(flatten)]
     settings: Settings,
+    /// Show the tensors that wait, and for whom, in place of the members
+    #[arg(long)]
+    stalled: bool,
     /// Print JSON, a line for each job
     #[arg(long)]
     json: bool,
@@ -258,12 +278,14 @@ impl Command {
             Self::Coordinator(settings) => live(ProcessRole::Coordinator, &settings, handle),
             Self::Both(settings) => live(ProcessRole::Both, &settings, handle),
             Self::Serve(settings) => live(settings.role()?, &settings, handle),
-            Self::Status(Status { settings, json, watch }) => {
+            Self::Status(Status { settings, stalled, json, watch }) => {
                 let config = settings.load(Some(ProcessRole::Server))?;
                 let show = |answers: &[status::Answer]| {
-                    say(&match json {
-                        true => status::json(answers),
-                        false => status::text(answers, screen::columns()),
+                    say(&match (stalled, json) {
+                        (false, true) => status::json(answers),
+                        (false, false) => status::text(answers, screen::columns()),
+                        (true, true) => stalled::json(answers),
+                        (true, false) => stalled::text(answers, screen::columns()),
                     })
                 };
                 match watch {
@@ -277,6 +299,7 @@ impl Command {
             Self::Top(settings) => top::show(&settings),
             Self::Ctl { order } => order.give(),
             Self::Explain { directory } => explain::explain(&directory),
+            Self::Compare { a, b, json } => compare::compare(&a, &b, json),
             Self::Token { what: Token::New(NewToken { role, uses, ttl, settings }) } => {
                 let role = Role::named(&role).expect("one of those that the parser takes");
                 let config = settings.load(Some(ProcessRole::Server))?;

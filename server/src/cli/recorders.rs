@@ -1,30 +1,36 @@
-//! `gradlane ctl dump` without a tensor: has workers write what their flight recorders have.
+//! `gradlane ctl dump` without a tensor: has workers write what their flight recorders have, and the coordinator what is known of the job.
 
 use std::time::Duration;
 
 use gradlane_core::runtime::Operator;
 use gradlane_core::types::{ControlAnswer, ControlCommand, Recipient};
+use gradlane_core::wire::frame::Status;
 use gradlane_core::{Error, Result};
 use serde_json::json;
 
+use super::ctl::members;
 use super::order_all::order_all;
 use super::screen::say;
 use crate::exit;
 
-/// These workers write at the same time, to `directory` below `dump_dir` of each. Those that do not answer are named on standard error.
+/// Who writes if nobody is named: all workers, and the coordinator its report of the job.
+pub(super) fn all(status: &Status) -> Vec<Recipient> {
+    let workers = members(status).filter(|member| matches!(member, Recipient::Worker(_)));
+    workers.chain([Recipient::Coordinator]).collect()
+}
+
+/// These members write at the same time, to `directory` below `dump_dir` of each. Those that do not answer are named on standard error.
 ///
 /// # Errors
 /// Why no order can be given.
 pub(super) fn dump(
     operator: &mut Operator,
-    workers: Vec<Recipient>,
+    writers: Vec<Recipient>,
     directory: String,
     timeout: Duration,
     json: bool,
 ) -> Result<i32> {
-    let asked = workers.len();
-    let Told { files, errors } =
-        told(order_all(operator, workers, timeout, &ControlCommand::DumpRecorder { directory })?);
+    let Told { files, errors, asked } = written(operator, writers, directory, timeout)?;
     for (member, error) in &errors {
         exit::complain(&format!("{member}: {error}"));
     }
@@ -32,14 +38,37 @@ pub(super) fn dump(
     Ok(errors.first().map_or(exit::SUCCESS, |(_, error)| exit::code(error)))
 }
 
-/// What the workers have answered.
-struct Told {
+/// The same, with the answers.
+///
+/// # Errors
+/// Why no order can be given.
+pub(super) fn written(
+    operator: &mut Operator,
+    writers: Vec<Recipient>,
+    directory: String,
+    timeout: Duration,
+) -> Result<Told> {
+    Ok(told(order_all(operator, writers, timeout, &ControlCommand::DumpRecorder { directory })?))
+}
+
+/// What the members have answered.
+pub(super) struct Told {
+    asked: usize,
     files: Vec<(Recipient, String)>,
     errors: Vec<(Recipient, Error)>,
 }
 
+impl Told {
+    /// How many have written, where, and the first error.
+    pub(super) fn in_short(&self) -> String {
+        let place = self.files.first().map(|(member, file)| format!(", {member}: {file}")).unwrap_or_default();
+        let error = self.errors.first().map(|(member, error)| format!("; {member}: {error}")).unwrap_or_default();
+        format!("{} of {} members have written{place}{error}", self.files.len(), self.asked)
+    }
+}
+
 fn told(outcomes: Vec<(Recipient, Result<ControlAnswer>)>) -> Told {
-    let mut told = Told { files: Vec::new(), errors: Vec::new() };
+    let mut told = Told { asked: outcomes.len(), files: Vec::new(), errors: Vec::new() };
     for (member, outcome) in outcomes {
         match outcome {
             Ok(ControlAnswer::Dumped { files }) => told.files.extend(files.into_iter().map(|file| (member, file))),
@@ -55,7 +84,7 @@ fn told(outcomes: Vec<(Recipient, Result<ControlAnswer>)>) -> Told {
 
 fn as_text(files: &[(Recipient, String)], asked: usize) -> String {
     let written: String = files.iter().map(|(member, file)| format!("{member} has written {file}\n")).collect();
-    format!("{written}{} of {asked} workers have written; read the files with gradlane explain", files.len())
+    format!("{written}{} of {asked} members have written; read the files with gradlane explain", files.len())
 }
 
 fn as_json(files: &[(Recipient, String)], errors: &[(Recipient, Error)]) -> String {
@@ -76,14 +105,17 @@ mod tests {
     #[test]
     fn workers_that_do_not_answer_are_counted_and_told_apart() {
         let worker = |rank| Recipient::Worker(WorkerId(rank));
-        let Told { files, errors } = told(vec![
+        let all = told(vec![
             (worker(0), Ok(ControlAnswer::Dumped { files: vec!["/d/0".to_owned()] })),
             (worker(1), Err(Error::Cancelled)),
             (worker(2), Ok(ControlAnswer::Done)),
         ]);
+        let cancelled = Error::Cancelled;
+        assert_eq!(all.in_short(), format!("1 of 3 members have written, worker-0: /d/0; worker-1: {cancelled}"));
+        let Told { files, errors, .. } = all;
         assert_eq!(errors.iter().map(|(member, _)| *member).collect::<Vec<_>>(), [worker(1), worker(2)]);
         let text = as_text(&files, 3);
-        assert!(text.starts_with("worker-0 has written /d/0\n1 of 3 workers have written"), "{text}");
+        assert!(text.starts_with("worker-0 has written /d/0\n1 of 3 members have written"), "{text}");
         let json: serde_json::Value = serde_json::from_str(&as_json(&files, &errors)).unwrap();
         assert_eq!((&json["files"]["worker-0"], json["errors"].as_object().unwrap().len()), (&"/d/0".into(), 2));
     }

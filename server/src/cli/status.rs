@@ -21,7 +21,21 @@ pub(super) struct Answer {
     /// The process of this host that leads it, if it was found by that.
     leader: Option<Running>,
     /// Or why there is none though the leader runs.
-    status: Result<Status>,
+    pub(super) status: Result<Status>,
+}
+
+impl Answer {
+    /// The name of the job; empty if it is not known.
+    pub(super) fn name(&self) -> &str {
+        let leader = self.leader.as_ref().map(|leader| &*leader.job);
+        self.status.as_ref().ok().map(|status| &*status.view.job).or(leader).unwrap_or_default()
+    }
+
+    /// An answer of a job that was not found by its process.
+    #[cfg(test)]
+    pub(super) fn of_nobody(status: Result<Status>) -> Self {
+        Self { leader: None, status }
+    }
 }
 
 /// Asks the coordinator of the job that `config` names. If it names none, asks all jobs that processes of this user lead on this host.
@@ -289,7 +303,7 @@ mod tests {
         Address, Epoch, Incarnation, JoinString, Member, NodeId, Round, Scheme, TensorKey, View,
     };
     use gradlane_core::wire::frame::Health;
-    use gradlane_core::wire::frame::{MemberStatus, Names, Progress};
+    use gradlane_core::wire::frame::{MemberStatus, Names, Progress, Waits};
 
     use super::*;
 
@@ -421,6 +435,7 @@ mod tests {
             members: vec![health, loaded],
             imbalance_milli: 1500,
             hold: None,
+            waits: Waits::default(),
         }
     }
 }

@@ -28,11 +28,13 @@ use super::{Command, Coordinator, CoordinatorConfig, Event, Found};
 mod deaths;
 mod disk;
 mod gathered;
+mod happened;
 pub(crate) mod journal;
 mod log;
 mod obeying;
 mod probe;
 mod questions;
+mod reporting;
 mod stepping_down;
 mod telling;
 pub(crate) mod term;
@@ -41,6 +43,7 @@ use disk::Files;
 use journal::{Journal, kept};
 use probe::Probe;
 use questions::Questions;
+use reporting::Reporting;
 use telling::{stamped, tells, told};
 
 /// A running coordinator.
@@ -92,6 +95,7 @@ impl CoordinatorNode {
     /// it, or the journal is damaged; [`Error::Config`] if the settings are those of another job.
     pub fn start(machine: CoordinatorConfig, config: &Config, state_dir: Option<&Path>) -> Result<Self> {
         machine.policy.check(machine.workers)?;
+        let reporting = Reporting::by_settings(config)?;
         machine.check_workers()?;
         let clock = Clock::start();
         let machine = CoordinatorConfig { journals: state_dir.is_some(), ..machine };
@@ -132,9 +136,8 @@ impl CoordinatorNode {
         let address = process::announced(listener.address(), config.advertise.as_deref(), ELSEWHERE);
         let join = authority.join_string(&address);
 
-        let end = Arc::new(End::default());
-        let probe = Arc::new(Probe::new(&machine, listener.enrolments_refused()));
-        let told = inputs.clone();
+        let probe = Arc::new(Probe::new(&machine, config.fingerprint(), listener.enrolments_refused()));
+        let (end, told) = (Arc::new(End::default()), inputs.clone());
         let done = move |number, outcome| drop(told.send(Input::Disk { number, outcome }));
         let files = Files::start(config, &join, done)?;
         let ahead = goes_on_at.since(clock.now());
@@ -156,7 +159,9 @@ impl CoordinatorNode {
             waiting: None,
             probe: Arc::clone(&probe),
             is_counted: false,
+            reporting,
         };
+        driver.reporting.begin(driver.now(), driver.began_unix_ns, !ahead.is_zero());
         probe.follow(&driver.machine.census(), driver.machine.present());
         let thread = OwnThread::start("gl-coordinator", move || driver.run_guarded(Inputs::new(received, clock)))?;
         Ok(Self { join, authority, inputs, thread, end, probe, exposure: Mutex::default() })
@@ -292,6 +297,7 @@ struct Driver {
     probe: Arc<Probe>,
     /// Whether nothing but heartbeats came since the members were counted.
     is_counted: bool,
+    reporting: Reporting,
 }
 
 impl Driver {
@@ -338,6 +344,7 @@ impl Driver {
                 Heard::Closed => break,
             }
         }
+        self.report();
         // Has an effect only if the owner stopped a job that had not ended by itself.
         self.end.set(match self.machine.view().phase {
             Phase::Aborted(cause) | Phase::Restores(cause) => Err(cause),
@@ -382,9 +389,10 @@ impl Driver {
         CoordinatorMetrics::add(counter, 1);
         let _span = tracing::trace_span!("frame", link = link.0).entered();
         // Most frames, and they change nothing that is counted but that a suspect lives. The next look for silent members counts that.
-        self.is_counted = matches!(frame, Frame::Heartbeat { .. } | Frame::Metrics(_));
+        self.is_counted = matches!(frame, Frame::Heartbeat { .. } | Frame::Metrics(_) | Frame::Waits(_));
         if let (Frame::Metrics(stats), Some(member)) = (&frame, self.machine.member_at(link)) {
             self.probe.gathered.take(member, stats);
+            self.reporting.take(self.now(), member, stats);
         }
         self.machine.handle_frame(self.now(), link, frame);
         self.waiting = Some(waiting);
@@ -416,6 +424,7 @@ impl Driver {
         self.journal.as_mut().map_or(Ok(()), Journal::begin)?;
         let now = self.now();
         self.machine.form_again(term, now);
+        self.reporting.begin(now, self.began_unix_ns, false);
         Ok(true)
     }
 
@@ -454,10 +463,11 @@ impl Driver {
                 Command::Journal(record) => self.journal.iter_mut().for_each(|journal| journal.add(&record)),
                 Command::Disk(disk) => self.files.begin(disk),
                 Command::Obey { number, command } => {
-                    let outcome = obeying::obey(&self.probe, command);
+                    let outcome = obeying::obey(self, command);
                     self.machine.handle_obeyed_here(number, outcome);
                 }
                 Command::Event(Event::Finished(outcome)) => {
+                    self.report();
                     let outcome = match self.form_again() {
                         Ok(true) => continue,
                         Ok(false) => outcome,
@@ -466,15 +476,13 @@ impl Driver {
                     ended = true;
                     self.end.set(outcome);
                 }
-                Command::Event(event) => {
-                    self.probe.count(&event);
-                    log::event(&event);
-                }
+                Command::Event(event) => self.note(&event),
             }
         }
         if !std::mem::take(&mut self.is_counted) {
             self.probe.follow(&self.machine.census(), self.machine.present());
         }
+        self.probe.gathered.tick(|| self.machine.status(self.now()));
         if let Some(waiting) = self.waiting.take() {
             self.listener.handled(waiting);
         }

@@ -26,6 +26,7 @@ use super::stage::Stage;
 use super::stall::Stalls;
 use super::store::Store;
 use super::verdict::Lost;
+use super::waits::Told;
 use super::{Command, CoordinatorConfig, Event, questions};
 
 mod checkpointing;
@@ -98,6 +99,7 @@ pub struct Coordinator {
     registry: Option<Registry>,
     endings: Endings,
     stalls: Stalls,
+    waits: Told,
 }
 
 impl Coordinator {
@@ -141,6 +143,7 @@ impl Coordinator {
             registry: None,
             endings: Endings::new(config.workers, told_for(&config), config.defect),
             stalls: Stalls::new(config.stall_interval),
+            waits: Told::new(config.stall_interval),
             config,
         }
     }
@@ -191,7 +194,8 @@ impl Coordinator {
     /// The membership, the health of each member, and the loads of the servers.
     pub fn status(&self, now: Time) -> Status {
         let view = self.view_of(|_| true);
-        questions::status(now, view, &self.roster, self.registry.as_ref(), self.hold(now))
+        let waits = self.waits.shown(now, &self.roster, self.registry.as_ref());
+        Status { waits, ..questions::status(now, view, &self.roster, self.registry.as_ref(), self.hold(now)) }
     }
 
     /// Whether processes that are no members yet may enrol now.
@@ -262,7 +266,8 @@ impl Coordinator {
             (Frame::Steps(report), Some(identity)) => self.handle_steps(now, link, identity, report),
             (Frame::Holdings(holdings), Some(identity)) => self.handle_holdings(now, identity, holdings),
             (Frame::Restored { epoch }, Some(identity)) => self.handle_restored(now, identity, epoch),
-            (Frame::Stall(stall), Some(_)) => self.handle_stall(now, link, stall),
+            (Frame::Stall(stall), Some(identity)) => self.handle_stall(now, link, identity, stall),
+            (Frame::Waits(rounds), Some(identity)) => self.handle_waits(now, link, identity, rounds),
             (Frame::Saw { node, pid }, Some(witness)) => self.handle_witness(now, link, witness, node, pid),
             (Frame::Renew, Some(identity)) => self.handle_renewal(link, identity),
             (Frame::Leave, Some(identity)) => self.handle_leave(now, link, identity, None),

@@ -29,6 +29,7 @@
 //! | `lately` | what servers that connect again may have missed |
 //! | `questions` | what may be asked at which time, and the status |
 //! | `stall` | what is told of a sum that waits |
+//! | `waits` | which sums wait for whom, for the status |
 //! | `census` | the job in numbers |
 
 use std::time::Duration;
@@ -67,6 +68,7 @@ mod stage;
 mod stall;
 mod store;
 mod verdict;
+mod waits;
 
 #[cfg(test)]
 mod joint;

@@ -2,7 +2,7 @@
 
 use gradlane_core::error::{Error, Result};
 use gradlane_core::types::{Member, Role, Time, View, WorkerId};
-use gradlane_core::wire::frame::{Forming, Health, Hold, MemberStatus, Names, Status};
+use gradlane_core::wire::frame::{Forming, Health, Hold, MemberStatus, Names, Status, Waits};
 
 use super::registry::Registry;
 use super::roster::{Identity, Roster, Seat};
@@ -88,7 +88,7 @@ pub(super) fn forming(roster: &Roster, asks: Identity) -> Forming {
     }
 }
 
-/// The membership, the health of each member, the loads of the servers, and whether the workers `hold`.
+/// The membership, the health of each member, the loads of the servers, and whether the workers `hold`; without the tensors that wait.
 pub(super) fn status(
     now: Time,
     view: View,
@@ -110,5 +110,5 @@ pub(super) fn status(
     };
     let members = roster.in_order().into_iter().map(member).collect();
     let imbalance = placement.map_or(1.0, |placement| placement.imbalance());
-    Status { view, members, imbalance_milli: (imbalance * 1000.0).round() as u64, hold }
+    Status { view, members, imbalance_milli: (imbalance * 1000.0).round() as u64, hold, waits: Waits::default() }
 }

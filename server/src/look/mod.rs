@@ -1,14 +1,36 @@
 //! What two readings of a job say together: rates, and who is late. [`words`] tells people.
+//!
+//! | file | does |
+//! |---|---|
+//! | `links` | what holds the links of a worker |
+//! | `since` | what changed between two readings |
+//! | `verdict` | who holds the job up, and why |
+//! | `words` | tells people |
+//! | `history` | keeps the last minutes |
+//! | `page` | shows a job in a browser |
 
+pub(crate) mod history;
+pub(crate) mod page;
 pub(crate) mod words;
 
+mod links;
+mod since;
+#[cfg(test)]
+pub(crate) mod tests;
+mod verdict;
+
 use std::collections::BTreeMap;
-use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
-use gradlane_core::metrics::{Instance, Value};
-use gradlane_core::types::{Cause, Member, Role, printable};
-use gradlane_core::wire::frame::{Health, MemberStatus, Status};
+use gradlane_core::metrics::Instance;
+use gradlane_core::types::{Cause, LinkLimit, Member, Role, printable};
+use gradlane_core::wire::frame::{Health, MemberStatus, Status, Waits};
+
+use self::links::Links;
+use self::since::{NANOSECONDS, Since};
+pub(crate) use self::verdict::Verdict;
+use self::verdict::{Lateness, verdict};
 
 /// A job at one time.
 #[derive(Clone, Debug)]
@@ -18,7 +40,20 @@ pub(crate) struct Reading {
     /// The members, as the coordinator sees them.
     pub(crate) status: Status,
     /// The metrics of the members that answered.
-    pub(crate) told: BTreeMap<(Role, u32), Instance>,
+    pub(crate) told: BTreeMap<(Role, u32), Arc<Instance>>,
+    /// When they told them, where that is not [`at`](Self::at).
+    pub(crate) told_at: BTreeMap<(Role, u32), Duration>,
+}
+
+impl Reading {
+    /// The highest round of a worker.
+    pub(crate) fn step(&self) -> Option<u64> {
+        highest_step(&self.status)
+    }
+
+    fn told_at(&self, member: (Role, u32)) -> Duration {
+        self.told_at.get(&member).copied().unwrap_or(self.at)
+    }
 }
 
 /// What the screen shows.
@@ -41,39 +76,8 @@ pub(crate) struct Look {
     pub(crate) verdict: Verdict,
     pub(crate) ranks: Vec<RankLine>,
     pub(crate) hosts: Vec<ServerLine>,
-}
-
-/// Who holds the job up.
-#[derive(Clone, PartialEq, Debug)]
-pub(crate) enum Verdict {
-    /// There is only one reading.
-    Unknown,
-    /// No sum ended between the readings.
-    NoSums,
-    /// All workers come at about the same time.
-    Nobody,
-    /// One comes late.
-    Late {
-        /// Which.
-        rank: u32,
-        /// Mostly why.
-        cause: Cause,
-        /// For how long only it was missing, in a round on average.
-        late: Duration,
-    },
-}
-
-impl fmt::Display for Verdict {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Unknown => f.write_str("wait for the next second"),
-            Self::NoSums => f.write_str("no sum ended on a server"),
-            Self::Nobody => f.write_str("nobody is late"),
-            Self::Late { rank, cause, late } => {
-                write!(f, "rank {rank} late ({}) {} a round", cause.name(), words::millis(*late))
-            }
-        }
-    }
+    /// The tensors that wait.
+    pub(crate) waits: Waits,
 }
 
 /// A worker.
@@ -83,7 +87,7 @@ pub(crate) struct RankLine {
     pub(crate) host: String,
     pub(crate) health: Health,
     pub(crate) step: Option<u64>,
-    /// For how long only it was missing, in a round on average.
+    /// For how long a round waited for it alone, in a step on average.
     pub(crate) late: Option<Duration>,
     /// Mostly why, if it was.
     pub(crate) cause: Option<Cause>,
@@ -92,6 +96,12 @@ pub(crate) struct RankLine {
     /// Bytes a second.
     pub(crate) push: Option<f64>,
     pub(crate) pull: Option<f64>,
+    /// What held the worst of its links for most of the time.
+    pub(crate) limit: Option<LinkLimit>,
+    /// The longest round trip to a server.
+    pub(crate) rtt: Option<Duration>,
+    /// The highest share of packets to a server that was lost.
+    pub(crate) loss: Option<f64>,
     /// Operations that have not ended.
     pub(crate) open: Option<u64>,
 }
@@ -119,21 +129,20 @@ impl Look {
     /// What `now` says, and what changed since `before`.
     pub(crate) fn of(before: Option<&Reading>, now: &Reading) -> Self {
         let view = &now.status.view;
-        let since =
-            before.map(|before| Since { before, now, seconds: (now.at.saturating_sub(before.at)).as_secs_f64() });
-        let since = since.filter(|since| since.seconds > 0.0);
-        let lateness = since.as_ref().map(Since::lateness);
+        let since = before.filter(|before| before.at < now.at).map(|before| Since { before, now });
+        let lateness = since.as_ref().map(Lateness::between);
         let members = || view.members.iter().zip(&now.status.members);
         let of_role = |role: Role| members().filter(move |(member, _)| member.process.role == role);
         let count = |role| (of_role(role).filter(|(_, status)| is_there(status)).count(), of_role(role).count());
-        let step = highest_step(now);
-        let steps =
-            since.as_ref().and_then(|since| step?.checked_sub(highest_step(since.before)?)).filter(|steps| *steps > 0);
-        let step_time = since.as_ref().and_then(|since| Some(Duration::from_secs_f64(since.seconds / steps? as f64)));
+        let step = now.step();
+        let steps = since.as_ref().and_then(|since| step?.checked_sub(since.before.step()?)).filter(|steps| *steps > 0);
+        let step_time = since.as_ref().and_then(|since| Some((now.at - since.before.at).div_f64(steps? as f64)));
         let ranks: Vec<RankLine> = of_role(Role::Worker)
             .map(|(member, status)| rank_line(member, status, now, since.as_ref(), lateness.as_ref()))
             .collect();
         let blocked: Vec<f64> = ranks.iter().filter_map(|line| line.blocked).collect();
+        let exposed = (!blocked.is_empty()).then(|| blocked.iter().sum::<f64>() / blocked.len() as f64);
+        let verdict = since.as_ref().map_or(Verdict::Unknown, |since| verdict(since, step_time, exposed));
         let missing = members().filter(|(member, status)| is_there(status) && !now.told.contains_key(&key(member)));
         Self {
             job: printable(&view.job),
@@ -143,12 +152,13 @@ impl Look {
             missing: missing.map(|(member, _)| member.name()).collect(),
             step,
             step_time,
-            exposed: (!blocked.is_empty()).then(|| blocked.iter().sum::<f64>() / blocked.len() as f64),
-            verdict: lateness.as_ref().map_or(Verdict::Unknown, |lateness| lateness.verdict(step_time)),
+            exposed,
+            verdict,
             ranks,
             hosts: of_role(Role::Server)
                 .map(|(member, status)| server_line(member, status, now, since.as_ref()))
                 .collect(),
+            waits: now.status.waits.clone(),
         }
     }
 }
@@ -161,7 +171,8 @@ fn rank_line(
     lateness: Option<&Lateness>,
 ) -> RankLine {
     let rate = |name| since.and_then(|since| since.rate(key(member), name));
-    let late = lateness.filter(|lateness| lateness.rounds > 0).map(|lateness| lateness.of(member.index));
+    let late = lateness.and_then(|lateness| lateness.of(member.index));
+    let Links { limit, rtt, loss } = since.map(|since| since.links(key(member))).unwrap_or_default();
     RankLine {
         rank: member.index,
         host: printable(&member.process.host),
@@ -172,6 +183,9 @@ fn rank_line(
         blocked: rate("caller_blocked_nanoseconds").map(|rate| rate / NANOSECONDS),
         push: rate("push_bytes"),
         pull: rate("pull_bytes"),
+        limit,
+        rtt,
+        loss,
         open: now.told.get(&key(member)).and_then(|told| told.number("handles_live")),
     }
 }
@@ -202,107 +216,9 @@ fn is_there(status: &MemberStatus) -> bool {
     matches!(status.health, Health::Alive | Health::Suspect)
 }
 
-fn highest_step(reading: &Reading) -> Option<u64> {
-    let members = reading.status.view.members.iter().zip(&reading.status.members);
+/// The highest round of a worker.
+pub(crate) fn highest_step(status: &Status) -> Option<u64> {
+    let members = status.view.members.iter().zip(&status.members);
     let workers = members.filter(|(member, _)| member.process.role == Role::Worker);
     workers.filter_map(|(_, status)| status.progress.last.map(|(_, round)| round.0)).max()
 }
-
-/// Two readings, and the time between them.
-struct Since<'a> {
-    before: &'a Reading,
-    now: &'a Reading,
-    seconds: f64,
-}
-
-impl Since<'_> {
-    /// How fast a counter of a member grows. `None` if it did not answer both times, or began anew.
-    fn rate(&self, member: (Role, u32), name: &str) -> Option<f64> {
-        let number = |reading: &Reading| reading.told.get(&member)?.number(name);
-        Some(number(self.now)?.checked_sub(number(self.before)?)? as f64 / self.seconds)
-    }
-
-    /// How much each number of a family has grown, by its labels.
-    fn growth(&self, member: (Role, u32), name: &str) -> Vec<(&[String], u64)> {
-        let (Some(before), Some(now)) = (self.before.told.get(&member), self.now.told.get(&member)) else {
-            return Vec::new();
-        };
-        let before: BTreeMap<&[String], u64> = family(before, name).collect();
-        family(now, name)
-            .map(|(labels, now)| (labels, now.saturating_sub(before.get(labels).copied().unwrap_or_default())))
-            .collect()
-    }
-
-    fn busy_lanes(&self, member: (Role, u32)) -> Option<f64> {
-        let lanes = self.growth(member, "lane_busy_nanoseconds");
-        let busy: u64 = lanes.iter().map(|(_, busy)| busy).sum();
-        (!lanes.is_empty()).then(|| busy as f64 / NANOSECONDS / self.seconds / lanes.len() as f64)
-    }
-
-    fn most_often_last(&self, member: (Role, u32)) -> Option<u32> {
-        let last = self.growth(member, "last");
-        let (labels, count) = last.into_iter().max_by_key(|(_, count)| *count)?;
-        if count > 0 { labels.first()?.parse().ok() } else { None }
-    }
-
-    fn lateness(&self) -> Lateness {
-        let mut lateness = Lateness::default();
-        for member in self.now.told.keys().filter(|(role, _)| *role == Role::Server) {
-            for (labels, late) in self.growth(*member, "late_nanoseconds") {
-                let [rank, cause] = labels else { continue };
-                let cause = Cause::ALL.into_iter().find(|known| known.name() == cause);
-                // Of many workers only the worst are told apart.
-                if let (Ok(rank), Some(cause)) = (rank.parse(), cause) {
-                    lateness.late.entry(rank).or_default()[cause as usize] += late;
-                }
-            }
-            let rounds = |reading: &Reading| match reading.told.get(member)?.value("round_duration_nanoseconds") {
-                Some(Value::Histogram(rounds)) => Some(rounds.count()),
-                Some(Value::Plain(_) | Value::Family(_)) | None => None,
-            };
-            if let (Some(before), Some(now)) = (rounds(self.before), rounds(self.now)) {
-                lateness.rounds += now.saturating_sub(before);
-            }
-        }
-        lateness
-    }
-}
-
-fn family<'a>(instance: &'a Instance, name: &str) -> impl Iterator<Item = (&'a [String], u64)> + use<'a> {
-    let numbers = if let Some(Value::Family(numbers)) = instance.value(name) { numbers.as_slice() } else { &[] };
-    numbers.iter().map(|(labels, number)| (labels.as_slice(), *number))
-}
-
-/// For how long ranks were missing alone, by cause, and in how many rounds.
-#[derive(Default)]
-struct Lateness {
-    late: BTreeMap<u32, [u64; Cause::ALL.len()]>,
-    rounds: u64,
-}
-
-impl Lateness {
-    /// For how long a rank was missing in a round, and mostly why.
-    fn of(&self, rank: u32) -> (Duration, Option<Cause>) {
-        let late = self.late.get(&rank).copied().unwrap_or_default();
-        let cause = Cause::ALL.into_iter().max_by_key(|cause| late[*cause as usize]);
-        let all: u64 = late.iter().sum();
-        (Duration::from_nanos(all / self.rounds.max(1)), cause.filter(|_| all > 0))
-    }
-
-    fn verdict(&self, step_time: Option<Duration>) -> Verdict {
-        if self.rounds == 0 {
-            return Verdict::NoSums;
-        }
-        let worst = self.late.keys().map(|rank| (self.of(*rank), *rank)).max_by_key(|((late, _), _)| *late);
-        let counts = step_time.map_or(COUNTS, |step_time| step_time.mul_f64(COUNTS_OF_A_STEP).max(COUNTS));
-        match worst {
-            Some(((late, Some(cause)), rank)) if late >= counts => Verdict::Late { rank, cause, late },
-            Some(_) | None => Verdict::Nobody,
-        }
-    }
-}
-
-const NANOSECONDS: f64 = 1e9;
-/// Somebody is always last. A delay that is shorter than both costs nothing that anybody would notice.
-const COUNTS: Duration = Duration::from_millis(1);
-const COUNTS_OF_A_STEP: f64 = 0.1;

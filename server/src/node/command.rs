@@ -88,8 +88,11 @@ pub enum Command {
     Timed {
         /// From its first header to its sum.
         took: Duration,
-        /// The worker whose contribution came last, and how long only it was missing. `None` if the round had one contribution.
+        /// The worker whose contribution came last, and how long only it was missing, without the time in which another round waited for it alone. `None`
+        /// if the round had one contribution.
         last: Option<(WorkerId, Late)>,
+        /// Whether it is a further step: no round of a higher or equal number had a sum before.
+        is_step: bool,
     },
     /// Tell the coordinator that a round waits.
     Stalled {
@@ -413,6 +416,22 @@ pub struct Upload {
     pub checksum: Option<u32>,
     /// How many of its first bytes are overwritten with the sum.
     pub landed: u64,
+}
+
+/// The receipt of a body, and how busy the store was.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Added {
+    /// What became of the body.
+    pub receipt: Receipt,
+    /// For how long there was always something that the store had not added yet.
+    pub behind: Duration,
+}
+
+impl From<Receipt> for Added {
+    /// Of a store that was not behind.
+    fn from(receipt: Receipt) -> Self {
+        Self { receipt, behind: Duration::ZERO }
+    }
 }
 
 /// The receipt of a body.

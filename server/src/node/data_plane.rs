@@ -22,12 +22,12 @@ use gradlane_core::runtime::{Clock, Reporter, Timer};
 use gradlane_core::transport::{Incoming, Listener, Outgoing};
 use gradlane_core::types::{ControlAnswer, ExchangeId, TensorKey, Time};
 use gradlane_core::wire::Request;
-use gradlane_core::wire::frame::{Progress, Stall};
+use gradlane_core::wire::frame::{Progress, Stall, Waiting};
 
 use crate::handle::Handle;
 use crate::node::accumulator::SumResources;
 use crate::node::archive::{Archivist, Done};
-use crate::node::command::{Command, Receipt, Route, Shortage, Step, Work};
+use crate::node::command::{Added, Command, Receipt, Route, Shortage, Step, Work};
 use crate::node::config::NodeConfig;
 use crate::node::lanes::{Job, Outlets, SumLanes, Told, inline_bytes_max};
 use crate::node::life::ServerState;
@@ -111,9 +111,9 @@ impl DataPlane {
                     }
                 }
             }),
-            tell: Box::new(move |told| {
+            tell: Box::new(move |told, behind| {
                 if let Some(plane) = listener.upgrade() {
-                    plane.guard(|| plane.hear(told));
+                    plane.guard(|| plane.hear(told, behind));
                 }
             }),
             archive: Box::new(move |order, part, frozen| {
@@ -234,6 +234,11 @@ impl DataPlane {
         self.node().progress()
     }
 
+    /// Which rounds wait. The coordinator is told once a second.
+    pub(crate) fn waits(&self) -> Vec<Waiting> {
+        self.node().waits(self.clock.now())
+    }
+
     /// Bytes of memory for sums: in use, and taken from the system.
     pub(crate) fn memory_bytes(&self) -> (u64, u64) {
         (self.pool.bytes_in_use() as u64, self.pool.bytes_held() as u64)
@@ -339,8 +344,8 @@ impl DataPlane {
         reach(Failpoint::BodyFlows);
     }
 
-    /// A lane says what became of a body, or what the squares of a gradient are.
-    fn hear(self: &Arc<Self>, told: Told) {
+    /// A lane, which has been behind for so long, says what became of a body, or what the squares of a gradient are.
+    fn hear(self: &Arc<Self>, told: Told, behind: Duration) {
         if let Told::Receipt { receipt: Receipt::Whole, .. } = told {
             reach(Failpoint::BodyWhole);
         }
@@ -350,7 +355,9 @@ impl DataPlane {
             self.trace.received(self.clock.now(), slot, worker);
         }
         self.change(|node, now| match told {
-            Told::Receipt { route, exchange, receipt } => node.handle_receipt(now, route, exchange, receipt),
+            Told::Receipt { route, exchange, receipt } => {
+                node.handle_receipt(now, route, exchange, Added { receipt, behind });
+            }
             Told::Squares { part, round, sum } => node.handle_squares(part, round, sum),
             Told::Served(served) => node.handle_served(&served),
         });
@@ -416,7 +423,7 @@ impl DataPlane {
                     reporter.report_obeyed(order, outcome);
                 }
             }
-            Command::Timed { took, last } => self.probe.count_round(took, last.as_ref()),
+            Command::Timed { took, last, is_step } => self.probe.count_round(took, last.as_ref(), is_step),
             Command::Stalled { stall } => self.report(stall),
             Command::Measured { squares } => {
                 if let Some(reporter) = self.reporter.get() {

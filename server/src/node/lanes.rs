@@ -14,17 +14,19 @@
 use std::collections::VecDeque;
 use std::num::NonZeroUsize;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::thread::{Builder, JoinHandle};
+use std::time::Duration;
 
 use bytes::Bytes;
 
 use gradlane_core::error::{Error, Result};
+use gradlane_core::local::failpoint::{Failpoint, reach};
 use gradlane_core::metrics::ServerMetrics;
 use gradlane_core::runtime::Clock;
 use gradlane_core::transport::Outgoing;
-use gradlane_core::types::{ExchangeId, PartId, whole_ns};
+use gradlane_core::types::{ExchangeId, PartId, Time, whole_ns};
 
 use crate::checkpoint::FrozenPart;
 use crate::handle::Handle;
@@ -82,8 +84,8 @@ pub(crate) enum Told {
 pub(crate) struct Outlets {
     /// Sends blocks and answers, in order.
     pub(crate) send: Box<dyn Fn(Outgoing) + Send + Sync>,
-    /// Reports receipts and squares to the node.
-    pub(crate) tell: Box<dyn Fn(Told) + Send + Sync>,
+    /// Reports receipts and squares to the node, and for how long the lane has been behind.
+    pub(crate) tell: Box<dyn Fn(Told, Duration) + Send + Sync>,
     /// Hands over parts that were frozen.
     pub(crate) archive: Box<dyn Fn(u64, PartId, Option<FrozenPart>) + Send + Sync>,
 }
@@ -108,6 +110,9 @@ struct Lane {
     stats: Arc<ServerMetrics>,
     index: usize,
     clock: Clock,
+    /// Since when there has always been a job, in nanoseconds of its clock; 0 if there is none. It may be too late if a job comes just when
+    /// another one ends.
+    behind_since: AtomicU64,
 }
 
 #[derive(Default)]
@@ -143,6 +148,7 @@ impl SumLanes {
                 stats: Arc::clone(stats),
                 index,
                 clock: Clock::start(),
+                behind_since: AtomicU64::new(0),
             });
             let work = Arc::clone(&lane);
             let thread = Builder::new().name(format!("gl-sum-{index}")).spawn(move || work.serve());
@@ -172,6 +178,7 @@ impl SumLanes {
                     Err(TryLockError::WouldBlock) => lane.ring(),
                 }
             } else {
+                lane.fall_behind(lane.clock.now());
                 lane.ring();
             }
         }
@@ -260,6 +267,7 @@ impl Lane {
                 Event::Frozen { order, part, frozen } => (self.outlets.archive)(order, part, frozen),
             };
             let began = self.clock.now();
+            self.fall_behind(began);
             // A panic is a defect. It must end only the work of this lane, not the thread that works here.
             let worked = catch_unwind(AssertUnwindSafe(|| self.some_jobs(&mut store, &mut say)));
             if worked.is_err() {
@@ -267,10 +275,14 @@ impl Lane {
                 store.lose_all(&mut say);
             }
             drop(store);
-            let worked = self.clock.now().since(began);
-            self.stats.lane_busy_nanoseconds.add(self.index, whole_ns(worked));
+            let now = self.clock.now();
+            self.stats.lane_busy_nanoseconds.add(self.index, whole_ns(now.since(began)));
+            let behind = now.since(Time(self.behind_since.load(Ordering::Relaxed)));
+            if self.waiting_jobs.load(Ordering::Acquire) == 0 {
+                self.behind_since.store(0, Ordering::Relaxed);
+            }
             for told in told {
-                (self.outlets.tell)(told);
+                (self.outlets.tell)(told, behind);
             }
             if self.waiting_jobs.load(Ordering::Acquire) == 0 {
                 return;
@@ -282,12 +294,20 @@ impl Lane {
         }
     }
 
+    /// There is a job now.
+    fn fall_behind(&self, now: Time) {
+        let _ = self.behind_since.compare_exchange(0, now.0, Ordering::Relaxed, Ordering::Relaxed);
+    }
+
     /// A few jobs, so that receipts do not wait for long.
     fn some_jobs(&self, store: &mut Store, say: &mut impl FnMut(Event)) {
         for job in std::iter::from_fn(|| self.next_job()).take(JOBS_AT_ONCE) {
             match job {
                 Job::Step(work) => store.step(work, say),
-                Job::Body { route, exchange, chunks } => store.receive(route, exchange, &chunks, say),
+                Job::Body { route, exchange, chunks } => {
+                    reach(Failpoint::Adds);
+                    store.receive(route, exchange, &chunks, say);
+                }
                 Job::Read { part, order, frozen } => store.take_read(part, order, frozen),
             }
         }
@@ -397,7 +417,7 @@ mod tests {
         let stats = Arc::default();
         let outlets = Outlets {
             send: Box::new(move |outgoing| drop(sink.send(outgoing))),
-            tell: Box::new(move |told| ear.send(told).unwrap_or_default()),
+            tell: Box::new(move |told, _| ear.send(told).unwrap_or_default()),
             archive: Box::new(|_, _, _| unreachable!("nothing is frozen")),
         };
         (

@@ -39,11 +39,11 @@ use gradlane_core::error::Result;
 use gradlane_core::types::{
     Epoch, ExchangeId, LinkId, NodeId, PartId, Phase, ServerId, TensorKey, Time, View, WorkerId,
 };
-use gradlane_core::wire::frame::Progress;
+use gradlane_core::wire::frame::{Progress, Waiting};
 use gradlane_core::wire::{About, Request, Withdraw};
 
 use super::budget::Budget;
-use super::command::{Archived, Command, Receipt, Route, Served};
+use super::command::{Added, Archived, Command, Route, Served};
 use super::config::NodeConfig;
 use super::life::{ServerState, Turn};
 use super::membership::{Membership, Sender, Succession, not_yet, rejection};
@@ -179,8 +179,8 @@ impl Node {
     }
 
     /// The store says what became of a body, whose latest bytes `exchange` brought along `route`.
-    pub fn handle_receipt(&mut self, now: Time, route: Route, exchange: ExchangeId, receipt: Receipt) {
-        self.services.handle_receipt(now, route, exchange, receipt, &mut self.budget);
+    pub fn handle_receipt(&mut self, now: Time, route: Route, exchange: ExchangeId, added: Added) {
+        self.services.handle_receipt(now, route, exchange, added, &mut self.budget);
     }
 
     /// The store is done with a use of a table.
@@ -297,6 +297,11 @@ impl Node {
     pub fn progress(&self) -> Progress {
         let pending = u32::try_from(self.services.pending()).unwrap_or(u32::MAX);
         Progress { last: self.services.last(), pending, bytes_in_flight: self.budget.booked() }
+    }
+
+    /// The rounds that have waited for a moment, for the coordinator's status.
+    pub fn waits(&self, now: Time) -> Vec<Waiting> {
+        self.services.waits(now)
     }
 
     /// The membership that it follows, once it has joined.

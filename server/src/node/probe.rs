@@ -4,6 +4,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use gradlane_core::metrics::{Instance, ServerMetrics};
+use gradlane_core::runtime::Usage;
 use gradlane_core::runtime::exporter::{Shown, Standing, StandingCell};
 use gradlane_core::types::{Cause, WorkerId};
 
@@ -16,11 +17,18 @@ pub(crate) struct Probe {
     standing: StandingCell,
     /// Its index, once it has one.
     index: OnceLock<u32>,
+    /// What its process uses.
+    pub(crate) usage: Usage,
 }
 
 impl Probe {
     pub(crate) fn new(stats: &Arc<ServerMetrics>) -> Self {
-        Self { stats: Arc::clone(stats), standing: StandingCell::default(), index: OnceLock::new() }
+        Self {
+            stats: Arc::clone(stats),
+            standing: StandingCell::default(),
+            index: OnceLock::new(),
+            usage: Usage::new(),
+        }
     }
 
     /// It has joined its job. It has one index for its whole life.
@@ -35,7 +43,8 @@ impl Probe {
     }
 
     /// A round has its sum.
-    pub(crate) fn count_round(&self, took: Duration, last: Option<&(WorkerId, Late)>) {
+    pub(crate) fn count_round(&self, took: Duration, last: Option<&(WorkerId, Late)>, is_step: bool) {
+        ServerMetrics::add(&self.stats.steps, u64::from(is_step));
         self.stats.round_duration_nanoseconds.add(took);
         if let Some((worker, late)) = last {
             let rank = worker.0 as usize;
@@ -73,6 +82,7 @@ impl Shown for Probe {
     }
 
     fn values(&self) -> Option<Instance> {
+        self.usage.refresh(&*self.stats);
         self.index.get().map(|index| self.stats.instance(index))
     }
 }

@@ -123,7 +123,7 @@ impl Server {
         limits::check_addresses(&addresses)?;
         member.process.addresses.clone_from(&addresses);
 
-        let (reporter, followed) = (Arc::clone(&plane), Arc::clone(&plane));
+        let (reporter, waiting, followed) = (Arc::clone(&plane), Arc::clone(&plane), Arc::clone(&plane));
         let ordered = Arc::new(Ordered::new(&plane, config.on_server_loss, config.dump_dir.clone()));
         let obeying = Arc::clone(&ordered);
         let membership = Membership::start(
@@ -131,6 +131,7 @@ impl Server {
             clock,
             Some(Arc::clone(&plane.probe) as _),
             move || reporter.progress(),
+            Some(Box::new(move || waiting.waits())),
             move |event| match event {
                 MemberEvent::Command { number, command } => obeying.obey(number, command),
                 other => follow(&followed, other),
@@ -139,6 +140,7 @@ impl Server {
         plane.attach(listener, membership.reporter());
         let clocks = Clocks { own: clock, job: Some(membership.job_clock().clone()) };
         plane.trace.equip(Means { bytes_max: config.timeline_bytes_max, clocks });
+        plane.probe.usage.joined(membership.job_clock().clone());
         if let Some(place) = config.timeline {
             let window = Window::by_settings(config.timeline_from_step, config.timeline_steps);
             plane.trace.start(Place { place, window });

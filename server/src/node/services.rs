@@ -8,11 +8,12 @@ use std::sync::Arc;
 
 use gradlane_core::error::{Error, Result};
 use gradlane_core::types::{Closing, ExchangeId, Order, PartId, Round, TensorKey, Time, WorkerId};
+use gradlane_core::wire::frame::Waiting;
 use gradlane_core::wire::{About, Request, Service, Withdraw};
 
 use super::aggregate::Aggregator;
 use super::budget::Budget;
-use super::command::{Archived, Command, Receipt, Route, Served};
+use super::command::{Added, Archived, Command, Route, Served};
 use super::config::NodeConfig;
 use super::membership::{Membership, Sender, Succession};
 use super::parameter::Parameters;
@@ -115,13 +116,13 @@ impl Services {
         now: Time,
         route: Route,
         exchange: ExchangeId,
-        receipt: Receipt,
+        added: Added,
         budget: &mut Budget,
     ) {
         match route {
-            Route::Sum { slot, worker } => self.sums.handle_receipt(now, slot, worker, exchange, receipt, budget),
-            Route::Gift { part } => self.sums.handle_gift(part, exchange, receipt, budget),
-            Route::Parameter { part: _ } => self.parameters.handle_receipt(exchange, receipt, budget),
+            Route::Sum { slot, worker } => self.sums.handle_receipt(now, slot, worker, exchange, added, budget),
+            Route::Gift { part } => self.sums.handle_gift(part, exchange, added.receipt, budget),
+            Route::Parameter { part: _ } => self.parameters.handle_receipt(exchange, added.receipt, budget),
             Route::Table { part: _ } => unreachable!("tables have no receipts"),
         }
     }
@@ -217,6 +218,11 @@ impl Services {
     /// How many exchanges are open.
     pub(super) fn pending(&self) -> usize {
         self.sums.pending() + self.parameters.pending() + self.tables.pending()
+    }
+
+    /// The sums that have waited for a moment.
+    pub(super) fn waits(&self, now: Time) -> Vec<Waiting> {
+        self.sums.waits(now)
     }
 
     /// The latest work, of the first service that has done some.

@@ -289,7 +289,7 @@ impl World {
     fn hear(&mut self) -> bool {
         match self.told.pop_front() {
             Some(Told::Receipt { route, exchange, receipt }) => {
-                self.node.handle_receipt(self.now, route, exchange, receipt);
+                self.node.handle_receipt(self.now, route, exchange, receipt.into());
             }
             Some(Told::Squares { part, round, sum }) => self.node.handle_squares(part, round, sum),
             Some(Told::Served(served)) => self.node.handle_served(&served),
@@ -423,7 +423,7 @@ impl World {
             Command::Measured { squares } => {
                 assert!(squares.sum >= 0.0, "what its reader would refuse");
             }
-            Command::Timed { took, last } => {
+            Command::Timed { took, last, .. } => {
                 let late: Duration = last.iter().flat_map(|(_, late)| late).sum();
                 assert!(took >= late, "a round lasts longer than one worker is missing");
             }

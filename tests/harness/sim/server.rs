@@ -375,7 +375,7 @@ impl ServerProcess {
             Input::Opened { exchange } => self.open(context, exchange),
             Input::Body { exchange, span } => self.receive(context, exchange, span),
             Input::Receipt { route, exchange, receipt } => {
-                self.node.handle_receipt(now, route, exchange, receipt);
+                self.node.handle_receipt(now, route, exchange, receipt.into());
             }
             Input::Squares { part, round, sum } => self.node.handle_squares(part, round, sum),
             // After the whole body it says only that the worker has its memory back.

@@ -120,6 +120,7 @@ pub(super) const CASES: &[Case] = &[
     Case::of(&[server(PeerCame, 3)]),
     Case::of(&[server(HeaderHeard, 140)]),
     Case::of(&[server(BodyFlows, 140)]),
+    Case::of(&[server(Adds, 140)]),
     Case::of(&[server(BodyWhole, 140)]),
     Case::of(&[server(Publishes, 40)]),
     Case::of(&[server(Answers, 140)]),

@@ -15,7 +15,7 @@ struct Queue {
     bound: &'static str,
 }
 
-const QUEUES: [Queue; 59] = [
+const QUEUES: [Queue; 63] = [
     // Of the control links.
     queue(
         "core/src/transport/quic/control/frames.rs",
@@ -60,6 +60,7 @@ const QUEUES: [Queue; 59] = [
         "64 frames of each link (a_link_is_read_no_further_while_many_of_its_frames_wait), then that link is not read; events of links, which are bounded",
     ),
     queue("server/src/coordinator/driver.rs", "crossbeam_channel::bounded(1)", "one answer"),
+    queue("server/src/coordinator/driver/reporting.rs", "let (sender, written) = bounded(1)", "one answer"),
     queue(
         "server/src/coordinator/driver/disk.rs",
         "let (work, received) = unbounded",
@@ -242,6 +243,26 @@ const QUEUES: [Queue; 59] = [
     queue("server/src/launch/waiting.rs", "let (stop, stopped) = bounded(0)", "nothing: it tells an end"),
     // Of commands and launchers: from signals and children of this process.
     queue("server/src/launch/supervision.rs", "commands: VecDeque<Command>", "the commands of one input"),
+    queue(
+        "server/src/coordinator/driver/gathered.rs",
+        "earlier: VecDeque<Kept>",
+        "two readings; then the older one is dropped (once_a_second_the_job_is_kept_and_its_rates_go_to_the_history)",
+    ),
+    queue(
+        "server/src/coordinator/driver/happened.rs",
+        "Happened(VecDeque<(Time, String)>)",
+        "12 sentences; then the oldest is dropped (the_newest_are_kept_and_counts_take_the_place_of_each_other)",
+    ),
+    queue(
+        "server/src/look/history.rs",
+        "steps: VecDeque<(u64, Time)>",
+        "those of 5 s at one a second; then the oldest is dropped (a_step_is_as_long_as_those_of_the_last_seconds_on_average)",
+    ),
+    queue(
+        "server/src/look/history.rs",
+        "points: VecDeque<Point>",
+        "300 points; then the oldest is dropped (it_keeps_a_point_a_second_for_five_minutes)",
+    ),
     queue("server/src/launch/supervisor.rs", "let (events, received) = unbounded()", "ends of children, and signals"),
     queue("core/src/transport/fuzzing.rs", "let (give_back, returned) =", "one proof; inputs of tests"),
     queue("core/src/transport/quic/vandal.rs", "bounded(1)", "one answer; attacks of tests"),

@@ -30,7 +30,8 @@ pub(super) fn awaited(
                 Metrics::add(&reporter.metrics.header_bytes, header.header_bytes() as u64);
                 reach(Failpoint::SumCame);
                 match header {
-                    Response::Sum(Sum { body, divisor, contributors, .. }) => {
+                    Response::Sum(Sum { part_bytes, body, divisor, contributors, .. }) => {
+                        reporter.metrics.count_codec(body, part_bytes);
                         Exchanged::Sum { body, divisor, contributors }
                     }
                     Response::Value(Value { effect, .. }) => Exchanged::Value(effect),

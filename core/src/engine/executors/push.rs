@@ -48,6 +48,11 @@ pub(super) fn execute(shared: &Arc<Shared>, task: Task, link: LinkId, exchange: 
         | Request::Unknown(_) => &shared.metrics.pushes,
         Request::Withdraw(_) => &shared.metrics.withdrawals,
     };
+    if let Request::Contribute(Contribute { part_bytes, contribution, .. }) = &push.header
+        && let Contribution::First { body, .. } | Contribution::Resumed { body, .. } = contribution
+    {
+        shared.metrics.count_codec(*body, *part_bytes);
+    }
     Metrics::add(sent, 1);
     Metrics::add(&shared.metrics.push_bytes, push.header.body_bytes());
     Metrics::add(&shared.metrics.header_bytes, push.header.header_bytes() as u64);

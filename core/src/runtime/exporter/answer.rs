@@ -15,6 +15,7 @@ pub(super) fn answer(verdict: Verdict, shown: &[Arc<dyn Shown>], exporter: impl 
             instances.push(exporter());
             Answer { status: "200 OK", kind: PROMETHEUS, body: prometheus(&instances) }
         }
+        Ok(Page::Front) => front(shown),
         Ok(Page::Job) => job(shown),
         Ok(Page::Health) => Answer::plain("200 OK", "ok"),
         Ok(Page::Readiness) => readiness(shown),
@@ -27,6 +28,9 @@ pub(super) fn answer(verdict: Verdict, shown: &[Arc<dyn Shown>], exporter: impl 
     );
     if let Err(Refusal::OtherMethod) = verdict.outcome {
         text.push_str("Allow: GET, HEAD\r\n");
+    }
+    if kind == HTML {
+        text.push_str(HTML_ONLY);
     }
     text.push_str("\r\n");
     if verdict.wants_body {
@@ -48,6 +52,17 @@ impl Answer {
             body.push('\n');
         }
         Self { status, kind: "text/plain; charset=utf-8", body }
+    }
+}
+
+/// The page of the job that a coordinator of this process leads.
+fn front(shown: &[Arc<dyn Shown>]) -> Answer {
+    match shown.iter().find_map(|shown| shown.page()) {
+        Some(body) => Answer { status: "200 OK", kind: HTML, body },
+        None => Answer::plain(
+            "404 Not Found",
+            "no coordinator is in this process; ask the one of the job for /; here are /metrics, /healthz and /readyz",
+        ),
     }
 }
 
@@ -88,7 +103,7 @@ fn refused(refusal: Refusal) -> Answer {
         Refusal::OtherHost => {
             ("403 Forbidden", "this host has another name; the setting metrics_hosts adds names under which it answers")
         }
-        Refusal::NoPage => ("404 Not Found", "there are /metrics, /job, /healthz and /readyz"),
+        Refusal::NoPage => ("404 Not Found", "there are /, /metrics, /job, /healthz and /readyz"),
         Refusal::OtherMethod => ("405 Method Not Allowed", "use GET or HEAD"),
         Refusal::Slow => ("408 Request Timeout", "the request did not come in time"),
         Refusal::Long => ("431 Request Header Fields Too Large", "the head of a request may have 8 KiB and 64 fields"),
@@ -99,6 +114,10 @@ fn refused(refusal: Refusal) -> Answer {
 }
 
 const PROMETHEUS: &str = "text/plain; version=0.0.4; charset=utf-8";
+const HTML: &str = "text/html; charset=utf-8";
+/// A browser runs no script of the page, and loads nothing for it, whatever is in it. The page can stand in no frame of another site.
+const HTML_ONLY: &str = "Content-Security-Policy: default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; \
+                         frame-ancestors 'none'\r\nReferrer-Policy: no-referrer\r\n";
 
 #[cfg(test)]
 mod tests {
@@ -133,6 +152,19 @@ mod tests {
             let sample = "gradlane_worker_pushes_total{rank=\"1\",role=\"worker\",index=\"1\"} 0\n";
             assert!(body.contains(sample) && !body.contains("rank=\"3\""), "members alone: {body}");
         }
+    }
+
+    #[test]
+    fn a_page_for_people_comes_with_a_policy_by_which_it_loads_nothing() {
+        let (head, body) = get(Page::Front, &[worker(Standing::Ready)]);
+        assert!(head.starts_with("HTTP/1.1 404 ") && body.contains("coordinator"), "{head}{body}");
+        assert!(!head.contains("Content-Security-Policy"), "{head}");
+        let (head, body) = get(Page::Front, &[worker(Standing::Ready), Arc::new(Coordinator(Gathered::default()))]);
+        assert!(head.starts_with("HTTP/1.1 200 OK\r\n"), "{head}");
+        assert!(head.contains("\r\nContent-Type: text/html; charset=utf-8\r\n"), "{head}");
+        let policy = "\r\nContent-Security-Policy: default-src 'none'; style-src 'unsafe-inline'; ";
+        assert!(head.contains(policy) && !head.contains("script-src"), "{head}");
+        assert_eq!(body, "<!doctype html>");
     }
 
     #[test]
@@ -225,6 +257,10 @@ mod tests {
 
         fn gathered(&self) -> Option<Gathered> {
             Some(self.0.clone())
+        }
+
+        fn page(&self) -> Option<String> {
+            Some("<!doctype html>".to_owned())
         }
     }
 

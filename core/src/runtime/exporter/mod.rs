@@ -2,6 +2,7 @@
 //!
 //! | path | answer |
 //! |---|---|
+//! | `/` | a page for people, where the coordinator of the job is: the whole job in one look |
 //! | `/metrics` | what the workers, servers and coordinators of this process count, in Prometheus' text format |
 //! | `/job` | the same of all members of a job, where its coordinator is: what they have told it lately, and who has not |
 //! | `/healthz` | 200 while the process lives |

@@ -32,6 +32,8 @@ pub(super) struct Verdict {
 /// What the exporter shows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Page {
+    /// `/`
+    Front,
     /// `/metrics`
     Metrics,
     /// `/job`
@@ -78,6 +80,7 @@ pub(super) fn read(head: &[u8], hosts: &Hosts, asked: IpAddr) -> Reading {
     }
     let method = request.method.unwrap_or_default();
     let outcome = check(&request, hosts, asked).and_then(|path| match (method, path) {
+        ("GET" | "HEAD", Some("/")) => Ok(Page::Front),
         ("GET" | "HEAD", Some("/metrics")) => Ok(Page::Metrics),
         ("GET" | "HEAD", Some("/job")) => Ok(Page::Job),
         ("GET" | "HEAD", Some("/healthz")) => Ok(Page::Health),

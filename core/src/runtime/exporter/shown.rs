@@ -21,6 +21,10 @@ pub trait Shown: Send + Sync {
     fn gathered(&self) -> Option<Gathered> {
         None
     }
+    /// A page of HTML for people that shows its whole job. It must need nothing from elsewhere. `None` but of a coordinator.
+    fn page(&self) -> Option<String> {
+        None
+    }
 }
 
 /// The metrics of the members of a job, as far as they have told them lately.

@@ -1,13 +1,14 @@
 //! Queues and gates: how a task comes to a stage, and the reasons for which it waits there.
 
 use std::collections::VecDeque;
+use std::time::Duration;
 
 use super::{Scheduler, Timer};
 use crate::error::Error;
 use crate::pipeline::Stage;
 use crate::sched::ids::TaskId;
 use crate::sched::queue::StageQueue;
-use crate::sched::rules::{goes_to_server, is_client, waits_for_the_round_before};
+use crate::sched::rules::{goes_to_server, is_client, needs_credit, waits_for_the_round_before};
 use crate::sched::task::{Gates, Place, Purpose, Task, TaskSpec, Work};
 use crate::types::{Defect, ServerId, Time, Waited, planted};
 
@@ -50,8 +51,12 @@ impl Scheduler {
         }
         self.running[work.stage.index()] += 1;
         work.place = Place::Running;
-        if work.comes_to_push() {
-            work.waits.handle_taken(now, work.since, self.starvation.total(now));
+        let (total, comes_to_push) = (self.starvation.total(now), work.comes_to_push());
+        let (queued, starved) = work.waits.handle_taken(now, work.since, total, comes_to_push);
+        let name = (work.stage.index(), work.stage.name());
+        match needs_credit(work.stage) {
+            true => self.times.began(name, queued, starved),
+            false => self.times.began(name, queued + starved, Duration::ZERO),
         }
         let is_unwanted = work.purpose.is_unwanted() || work.purpose == Purpose::Dropped;
         let TaskSpec { part, server, bytes, round, .. } = work.spec;

@@ -7,6 +7,7 @@
 use std::cmp::Reverse;
 
 use super::{Scheduler, Timer};
+use crate::metrics::StageTimes;
 use crate::pipeline::Stage;
 use crate::sched::ids::TaskId;
 use crate::sched::queue::Entry;
@@ -15,6 +16,17 @@ use crate::sched::task::{Place, Work};
 use crate::types::Time;
 
 impl Scheduler {
+    /// Counts in `times` from now on how long stages take, and what tasks wait for.
+    pub fn count_in(&mut self, times: StageTimes) {
+        self.times = times;
+    }
+
+    /// Whether tasks wait because the credit is used up.
+    pub fn is_starved(&self) -> bool {
+        let waits = |stage: Stage| needs_credit(stage) && self.queues[stage.index()].has_ready();
+        self.starvation.goes_on() && Stage::ALL.into_iter().any(waits)
+    }
+
     /// Draws credit for a task that is taken for a stage that needs it.
     pub(super) fn draw_credit(&mut self, id: TaskId) {
         let work = self.tasks.get_mut(id.0).expect("a task that is taken exists");

@@ -1,9 +1,11 @@
 //! The calls that the thread of a worker's transport receives, mostly from the transport's users.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::error::{Error, Result};
+use crate::metrics::LinkMeter;
 use crate::transport::exchange::{link_gone, unknown_exchange};
 use crate::transport::{LinkLost, Peer, Pull, Push};
 use crate::types::{Done, ExchangeId, LinkId};
@@ -37,6 +39,10 @@ pub(super) enum Call {
     Disconnect {
         link: LinkId,
     },
+    Measure {
+        link: LinkId,
+        meter: Arc<LinkMeter>,
+    },
     Shutdown {
         patience: Duration,
     },
@@ -54,7 +60,11 @@ impl Call {
             Self::Connect { done, .. } => done.err(Error::Cancelled),
             Self::Push { push, done, .. } => push.refuse(done, link_gone()),
             Self::Pull { pull, .. } => pull.done.err(unknown_exchange()),
-            Self::Abandon { .. } | Self::Disconnect { .. } | Self::Shutdown { .. } | Self::Resolved { .. } => {}
+            Self::Abandon { .. }
+            | Self::Disconnect { .. }
+            | Self::Measure { .. }
+            | Self::Shutdown { .. }
+            | Self::Resolved { .. } => {}
         }
     }
 }

@@ -1,6 +1,7 @@
 //! A worker's QUIC transport. It hands every call to its thread.
 
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::calls::Call;
@@ -11,6 +12,7 @@ use crate::error::Result;
 use crate::identity::Credentials;
 use crate::local::{Ended, OwnThread, Progress, ThreadEnd};
 use crate::mem::Region;
+use crate::metrics::LinkMeter;
 use crate::transport::{Answer, LinkLost, Peer, Pull, Push, Torn, Transport};
 use crate::types::{Done, ExchangeId, LinkId, Scheme};
 
@@ -78,6 +80,10 @@ impl Transport for QuicTransport {
 
     fn disconnect(&self, link: LinkId) {
         self.call(Call::Disconnect { link });
+    }
+
+    fn measure(&self, link: LinkId, meter: Arc<LinkMeter>) {
+        self.call(Call::Measure { link, meter });
     }
 
     fn watch(&self, ended: Ended) {

@@ -10,6 +10,7 @@ use crate::error::{Error, Result};
 use crate::identity::Credentials;
 use crate::local::{Ended, OwnThread, PeerProcess, Progress, ThreadEnd};
 use crate::mem::{Copies, Region};
+use crate::metrics::LinkMeter;
 use crate::transport::exchange::{link_gone, unknown_exchange};
 use crate::transport::{Answer, Capabilities, LinkLost, Peer, Pull, Push, Torn, Transport};
 use crate::types::{Done, ExchangeId, LinkId, Scheme};
@@ -105,6 +106,10 @@ impl Transport for ShmTransport {
 
     fn process(&self, link: LinkId) -> Option<Arc<PeerProcess>> {
         self.state.process(link)
+    }
+
+    fn measure(&self, link: LinkId, meter: Arc<LinkMeter>) {
+        self.state.measure(link, meter);
     }
 
     fn watch(&self, ended: Ended) {

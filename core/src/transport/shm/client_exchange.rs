@@ -9,6 +9,7 @@ use super::outbound::Piece;
 use super::poller::Poller;
 use crate::error::{Error, Result};
 use crate::mem::Returned;
+use crate::metrics::LinkMeter;
 use crate::transport::exchange::{WorkerExchange, costs_the_link};
 use crate::transport::{Answer, Look};
 use crate::types::{Done, LinkId};
@@ -27,6 +28,8 @@ pub(super) struct Exchange {
     pub(super) returned: mpsc::Receiver<Returned>,
     /// Absent while the thread lands a sum.
     pub(super) arriving: Option<Arriving>,
+    /// Counts the bytes of its link, if anything does.
+    pub(super) meter: Option<Arc<LinkMeter>>,
 }
 
 /// The actions that a thread carries out once it has released the lock.
@@ -58,7 +61,8 @@ impl Exchange {
         state: WorkerExchange,
         returned: mpsc::Receiver<Returned>,
     ) -> Self {
-        Self { link, name: 0, body, look: look.map(Arc::new), state, returned, arriving: Some(Arriving::default()) }
+        let (look, arriving) = (look.map(Arc::new), Some(Arriving::default()));
+        Self { link, name: 0, body, look, state, returned, arriving, meter: None }
     }
 
     /// Reports `error` for an exchange that was not entered.
@@ -83,7 +87,11 @@ impl Exchange {
 
     /// Reports the end of an exchange that is over.
     pub(super) fn report(self) {
-        self.state.report(self.arriving.map_or(0, |arriving| arriving.arrival.landed()));
+        let landed = self.arriving.map_or(0, |arriving| arriving.arrival.landed());
+        if let Some(meter) = self.meter.filter(|_| self.name > 0) {
+            meter.moved(self.state.push().body_bytes(), landed);
+        }
+        self.state.report(landed);
     }
 
     /// Whether the whole answer is here. Then it counts, also if the link is lost.

@@ -29,6 +29,7 @@ use crate::identity::{Credentials, PeerIdentity};
 use crate::local::PeerProcess;
 use crate::local::failpoint::{Failpoint, reach};
 use crate::mem::{Copies, Loan};
+use crate::metrics::LinkMeter;
 use crate::transport::exchange::{WorkerExchange, broken_off, link_gone, of_the_link, unknown_exchange};
 use crate::transport::{LinkLost, Look, Peer, Pull, Push};
 use crate::types::{Done, ExchangeId, LinkId, Role};
@@ -122,6 +123,13 @@ impl ClientState {
             self.poller().events.watch(&link)?;
             Ok(link)
         })
+    }
+
+    /// Counts in `meter` from now on what goes over a link.
+    pub(super) fn measure(&self, link: LinkId, meter: Arc<LinkMeter>) {
+        if let Some(link) = self.link(link) {
+            let _ = link.meter.set(meter);
+        }
     }
 
     /// Whether there is a link.

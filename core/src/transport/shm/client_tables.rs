@@ -91,13 +91,14 @@ impl ClientTables {
     pub(super) fn push(
         &mut self,
         id: ExchangeId,
-        exchange: Exchange,
+        mut exchange: Exchange,
     ) -> std::result::Result<(Arc<Link>, u64), Box<Exchange>> {
         let link = exchange.link;
         let Some(entry) = self.links.get_mut(&link).filter(|entry| entry.link.defect().is_none()) else {
             return Err(Box::new(exchange));
         };
         entry.queued.push_back(id);
+        exchange.meter = entry.link.meter.get().map(Arc::clone);
         let shared = Arc::clone(&entry.link);
         self.exchanges.insert(id, exchange);
         self.begin_queued(link);

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use super::inbound::{self, Inbound};
@@ -18,6 +18,7 @@ use crate::local::failpoint::{Failpoint, reach};
 use crate::local::{Connection, PeerProcess, Received, SharedBacking, Shown};
 use crate::mem::borrow::Showable;
 use crate::mem::{Frozen, Place, Region};
+use crate::metrics::LinkMeter;
 use crate::transport::exchange::bad;
 use crate::types::LinkId;
 use crate::wire::{limits, reject};
@@ -42,6 +43,8 @@ pub(super) struct Link {
     /// Segments that the peer was shown.
     shown: Mutex<BTreeSet<u32>>,
     closed: AtomicBool,
+    /// Counts the bytes of a worker's link, if anything does.
+    pub(super) meter: OnceLock<Arc<LinkMeter>>,
 }
 
 /// The result of a [`greeting`](super::greeting).
@@ -101,6 +104,7 @@ impl Link {
             end: Mutex::new(None),
             shown: Mutex::default(),
             closed: AtomicBool::new(false),
+            meter: OnceLock::new(),
         }
     }
 

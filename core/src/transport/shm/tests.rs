@@ -16,9 +16,10 @@ use crate::identity::{Authority, Credentials};
 use crate::local::{Connection, PrivateSocket, SharedBacking};
 use crate::mem::borrow::Staging;
 use crate::mem::{Backing, Copies, Pool};
+use crate::metrics::{Cell, Value, WorkerMetrics};
 use crate::transport::contract::{self, Due, SOON, Server, Worker, World, connect, connected, pattern, sum_of};
 use crate::transport::{Answer, Inbox, Incoming, Listener, Outgoing, Peer, Push, Torn, Transport};
-use crate::types::{Address, Done, ExchangeId, LinkId, NodeId, Role, Scheme};
+use crate::types::{Address, Done, ExchangeId, LinkId, NodeId, Role, Scheme, ServerId};
 use crate::wire::header::HEADER_BYTES;
 use crate::wire::{Request, reject};
 
@@ -41,6 +42,21 @@ fn more_exchanges_than_a_link_may_have_wait_for_their_turn() {
         sum_of(sum.soon());
     }
     assert!(memory.iter().all(|(pushed, pulled)| pushed == pulled));
+}
+
+#[test]
+fn bytes_of_contributions_and_sums_are_counted() {
+    let (server, worker) = connected(&Machine::new());
+    let metrics = WorkerMetrics::default();
+    worker.transport.measure(worker.link, Arc::new(metrics.link(ServerId(3))));
+    let _echo = server.echo();
+    for id in 0..2 {
+        let (mut pushed, mut pulled) = (pattern(5000, 1), vec![0; 5000]);
+        worker.push(ExchangeId(id), &mut pushed);
+        sum_of(worker.pull(ExchangeId(id), &mut pulled).soon());
+    }
+    let both = Value::Family(vec![(vec!["3".to_owned()], 10_000)]);
+    assert_eq!([metrics.link_sent_bytes.value(), metrics.link_received_bytes.value()], [both.clone(), both]);
 }
 
 #[test]

@@ -6,7 +6,7 @@
 
 use super::fields::{Field, read_bool};
 use super::recovery::{read_sums, write_sums};
-use super::{AckTimes, Forming, Frame, Hold, Join, Progress, Stall, Status};
+use super::{AckTimes, Forming, Frame, Hold, Join, Progress, Stall, Status, Waiting};
 use crate::error::Result;
 use crate::types::{
     CheckpointAsk, Checkpointed, Closing, Control, ControlAnswer, ControlCommand, Epoch, Holdings, NodeId, Order,
@@ -81,6 +81,7 @@ impl Frame {
             Self::Squares(squares) => squares.write(&mut writer),
             Self::Restored { epoch } => epoch.write(&mut writer),
             Self::Stall(stall) => stall.write(&mut writer),
+            Self::Waits(waits) => writer.list(waits, |writer, waiting| waiting.write(writer)),
             Self::Leave | Self::StatusRequest | Self::Renew => {}
             Self::Fail { cause } => writer.text(cause, TEXT_BYTES_MAX),
             Self::Saw { node, pid } => {
@@ -210,6 +211,7 @@ impl Frame {
             },
             kind::RESTORED => Self::Restored { epoch: Epoch::read(&mut reader)? },
             kind::STALL => Self::Stall(Stall::read(&mut reader)?),
+            kind::WAITS => Self::Waits(reader.list(Waiting::TOLD_MAX, "waiting rounds", Waiting::read)?),
             kind::LEAVE => Self::Leave,
             kind::FAIL => Self::Fail { cause: reader.text(TEXT_BYTES_MAX, "cause")? },
             kind::SAW => Self::Saw { node: NodeId(reader.bytes32("node identity")?), pid: reader.u32("process")? },
@@ -297,6 +299,7 @@ impl Frame {
             Self::Command { .. } => kind::COMMAND,
             Self::Restored { .. } => kind::RESTORED,
             Self::Stall(_) => kind::STALL,
+            Self::Waits(_) => kind::WAITS,
             Self::Leave => kind::LEAVE,
             Self::Fail { .. } => kind::FAIL,
             Self::Saw { .. } => kind::SAW,
@@ -351,6 +354,7 @@ mod kind {
     pub(super) const CONTROL: u8 = 22;
     pub(super) const COMMANDED: u8 = 23;
     pub(super) const METRICS: u8 = 24;
+    pub(super) const WAITS: u8 = 25;
     pub(super) const VIEW: u8 = 129;
     pub(super) const REFUSED: u8 = 130;
     pub(super) const HEARTBEAT_ACK: u8 = 131;

@@ -1,6 +1,6 @@
 //! The fields of frames. For each type, writing and reading stand side by side, in the order of its declaration.
 
-use super::{AckTimes, Forming, Health, Hold, Join, MemberStatus, Names, Progress, Stall, Status};
+use super::{AckTimes, Forming, Health, Hold, Join, MemberStatus, Names, Progress, Stall, Status, Waits};
 use crate::error::Result;
 use crate::types::{
     Address, DType, Epoch, Incarnation, MachineId, Member, NodeId, PartId, Participants, Phase, Process, Role, Scheme,
@@ -311,6 +311,7 @@ impl Field for Status {
         writer.list(&self.members, |writer, member| member.write(writer));
         writer.u64(self.imbalance_milli);
         writer.option(self.hold.as_ref(), |writer, hold| hold.write(writer));
+        self.waits.write(writer);
     }
 
     fn read(reader: &mut Reader<'_>) -> Result<Self> {
@@ -319,7 +320,13 @@ impl Field for Status {
         if members.len() != view.members.len() {
             return Err(reader.bad("member states", format!("are {} of {}", members.len(), view.members.len())));
         }
-        Ok(Self { view, members, imbalance_milli: reader.u64("imbalance")?, hold: reader.option("hold", Hold::read)? })
+        Ok(Self {
+            view,
+            members,
+            imbalance_milli: reader.u64("imbalance")?,
+            hold: reader.option("hold", Hold::read)?,
+            waits: Waits::read(reader)?,
+        })
     }
 }
 

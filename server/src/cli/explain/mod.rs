@@ -17,23 +17,26 @@ use gradlane_core::{Error, Result};
 use super::screen::say;
 use dump::{Dump, Found};
 
+use crate::report::files as reports;
+
 /// Prints who held the job up whose dumps lie in `directory`.
 ///
 /// # Errors
 /// [`Error::Io`] if the directory cannot be read; [`Error::NotFound`] if there is no dump in it.
 pub(super) fn explain(directory: &Path) -> Result<i32> {
-    let found = read(directory)?;
+    let (dumps, others) = files(directory)?;
+    let found: Vec<Found> = dumps.iter().map(|path| found(path)).collect();
     if found.is_empty() {
         return Err(Error::NotFound {
             what: format!("a dump of a flight recorder in {}", directory.display()),
             hint: format!("give the directory with the files that end in {FLIGHT_SUFFIX}: `flight` below dump_dir"),
         });
     }
-    say(&verdict::explain(&found))
+    say(&verdict::explain(&found, &reports::among(&others)))
 }
 
-/// The dumps in a directory, by name.
-fn read(directory: &Path) -> Result<Vec<Found>> {
+/// The dumps in a directory and the other files of JSON, by name.
+fn files(directory: &Path) -> Result<(Vec<PathBuf>, Vec<PathBuf>)> {
     let failed = |cause: std::io::Error| Error::Io {
         what: format!("reading {}", directory.display()),
         cause: cause.to_string(),
@@ -42,13 +45,13 @@ fn read(directory: &Path) -> Result<Vec<Found>> {
     for entry in std::fs::read_dir(directory).map_err(failed)? {
         let path = entry.map_err(failed)?.path();
         let name = path.file_name().unwrap_or_default().to_string_lossy();
-        // A draft of a dump that is being written begins with a point.
-        if name.ends_with(FLIGHT_SUFFIX) && !name.starts_with('.') {
+        // A draft of a file that is being written begins with a point.
+        if name.ends_with(".json") && !name.starts_with('.') {
             paths.push(path);
         }
     }
     paths.sort();
-    Ok(paths.iter().map(|path| found(path)).collect())
+    Ok(paths.into_iter().partition(|path| path.to_string_lossy().ends_with(FLIGHT_SUFFIX)))
 }
 
 fn found(path: &Path) -> Found {

@@ -1,6 +1,8 @@
 use serde_json::{Value, json};
 
 use super::*;
+use crate::report::Report;
+use crate::report::tests::Job;
 
 const SECOND: u64 = 1_000_000_000;
 
@@ -24,6 +26,15 @@ fn the_worker_that_did_not_submit_is_named_with_what_it_did_last() {
             "The last submission of worker 1 was `layer3` round 812, 12.0 s before its dump. By its Python stacks it was in loader.py:17 (next_batch).",
         ],
     );
+}
+
+#[test]
+fn a_report_beside_the_dumps_tells_what_servers_saw() {
+    let report = Job::default().report();
+    let other = Report { job: "day".to_owned(), duration_ns: report.duration_ns + 1, ..report.clone() };
+    let text = explained_with(&[worker(0).sum("w", 3, 10, Ended::Well).of(1)], &[other, report]);
+    let expected = "By the metrics of all members in its 10.0 s until its report: rank 1 late (submit) 40.0 ms a step.";
+    assert_in_order(&text, &["No sum waits in these dumps.", expected]);
 }
 
 #[test]
@@ -161,7 +172,7 @@ fn what_cannot_be_read_is_named_with_the_reason_and_the_rest_is_explained() {
         (short.to_string(), "one of its events has not enough fields"),
     ] {
         let found = |file: &str, text: &str| Found { file: file.to_owned(), content: Dump::parse(text) };
-        let text = verdict::explain(&[found("good", &good), found("bad\u{7}", &text)]);
+        let text = verdict::explain(&[found("good", &good), found("bad\u{7}", &text)], &[]);
         assert!(text.contains("dumps of 1 of 1 workers"), "{text}");
         assert!(text.contains(&format!("Not read:\n  bad\\u{{7}}: {says}")), "{says}: {text}");
     }
@@ -185,13 +196,14 @@ fn the_dumps_of_a_directory_are_read_with_the_stacks_beside_them() {
     write(".night-worker-1.flight.json.77", "half");
     write("notes.txt", "no dump");
     write("night-worker-1.stacks.txt", STACKS_OF_TWO_THREADS);
-    let found = read(dir.path()).unwrap();
+    let found = read(dir.path());
     assert_eq!(found.len(), 2);
     assert!(
-        verdict::explain(&found).contains("it was in loader.py:17 (next_batch), called from train.py:40 (<module>).")
+        verdict::explain(&found, &[])
+            .contains("it was in loader.py:17 (next_batch), called from train.py:40 (<module>).")
     );
     std::fs::write(dir.path().join("bytes.flight.json"), [0xff, 0xfe]).unwrap();
-    assert!(verdict::explain(&read(dir.path()).unwrap()).contains("bytes.flight.json: it is no text"));
+    assert!(verdict::explain(&read(dir.path()), &[]).contains("bytes.flight.json: it is no text"));
     let empty = tempfile::tempdir().unwrap();
     assert!(matches!(explain(empty.path()), Err(Error::NotFound { .. })));
     assert!(matches!(explain(&empty.path().join("nowhere")), Err(Error::Io { .. })));
@@ -299,12 +311,20 @@ impl Case {
     }
 }
 
+fn read(directory: &Path) -> Vec<Found> {
+    files(directory).unwrap().0.iter().map(|path| found(path)).collect()
+}
+
 fn explained(cases: &[Case]) -> String {
+    explained_with(cases, &[])
+}
+
+fn explained_with(cases: &[Case], reports: &[Report]) -> String {
     let found = cases.iter().map(|case| {
         let dump = Dump { stacks: case.1.clone(), ..Dump::parse(&case.text()).unwrap() };
         Found { file: "a".to_owned(), content: Ok(dump) }
     });
-    verdict::explain(&found.collect::<Vec<_>>())
+    verdict::explain(&found.collect::<Vec<_>>(), reports)
 }
 
 fn assert_in_order(text: &str, parts: &[&str]) {

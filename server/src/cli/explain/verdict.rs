@@ -8,15 +8,17 @@ use std::time::Duration;
 
 use gradlane_core::types::{WorkerSet, printable};
 
+use crate::report::Report;
+
 use super::dump::{Dump, Failure, Found, Last, Round, State};
 
-/// Who held the jobs up whose dumps were found.
-pub(super) fn explain(found: &[Found]) -> String {
+/// Who held the jobs up whose dumps were found. Reports tell what servers have seen of the same jobs.
+pub(super) fn explain(found: &[Found], reports: &[Report]) -> String {
     let mut jobs: BTreeMap<&str, Vec<&Dump>> = BTreeMap::new();
     for dump in found.iter().filter_map(|found| found.content.as_ref().ok()) {
         jobs.entry(&dump.job).or_default().push(dump);
     }
-    let mut texts: Vec<String> = jobs.into_iter().map(|(job, dumps)| of_job(job, &dumps)).collect();
+    let mut texts: Vec<String> = jobs.into_iter().map(|(job, dumps)| of_job(job, &dumps, reports)).collect();
     let unread: Vec<String> = found
         .iter()
         .filter_map(|Found { file, content }| Some(format!("  {}: {}", plain(file), plain(content.as_ref().err()?))))
@@ -27,7 +29,7 @@ pub(super) fn explain(found: &[Found]) -> String {
     texts.join("\n")
 }
 
-fn of_job(job: &str, dumps: &[&Dump]) -> String {
+fn of_job(job: &str, dumps: &[&Dump], reports: &[Report]) -> String {
     let mut workers: BTreeMap<u32, &Dump> = BTreeMap::new();
     for dump in dumps {
         if let Some(rank) = dump.rank {
@@ -54,6 +56,12 @@ fn of_job(job: &str, dumps: &[&Dump]) -> String {
     lines.extend(nameless.map(|dump| format!("The process {} has no rank: it had not joined the job.", place(dump))));
     lines.push(String::new());
     lines.extend(verdict(&workers, &absent));
+    // The one with the most to tell is the latest of the job.
+    let report = reports.iter().filter(|report| report.job == job).max_by_key(|report| report.duration_ns);
+    lines.extend(report.map(|report| {
+        let seconds = seconds(Duration::from_nanos(report.duration_ns));
+        format!("By the metrics of all members in its {seconds} until its report: {}.", plain(&report.verdict))
+    }));
     lines.push(String::new());
     lines.push("What each of them says:".to_owned());
     lines.extend(dumps.iter().map(|dump| said(dump)));

@@ -13,16 +13,20 @@ mod terminal;
 #[cfg(test)]
 mod tests;
 
+use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, after, never, select, unbounded};
 use gradlane_core::Result;
+use gradlane_core::engine::FLIGHT_DIRECTORY;
 use gradlane_core::runtime::{Clock, Operator};
 use gradlane_core::types::{Recipient, Role, Time};
 
 use self::render::{Order, Screen, render};
 use self::terminal::Keys;
 use super::ctl;
+use super::recorders;
 use super::screen;
 use super::settings::Settings;
 use crate::exit;
@@ -46,17 +50,19 @@ pub(super) fn show(settings: &Settings) -> Result<i32> {
             recv(after(EVERY)) -> _ => {}
         }
         let next = asker.read()?;
-        let screen = Screen { size: None, order: Order::Late, is_paused: false };
+        let screen = Screen { size: None, order: Order::Late, is_paused: false, note: None };
         return screen::say(&render(&Look::of(Some(&now), &next), screen));
     };
     let mut before = None;
-    let (mut order, mut is_paused) = (Order::Late, false);
+    let (mut order, mut is_paused, mut note) = (Order::Late, false, None);
     screen::clear();
     loop {
-        screen::draw(&render(&Look::of(before.as_ref(), &now), Screen { size: screen::size(), order, is_paused }));
+        let screen = Screen { size: screen::size(), order, is_paused, note: note.as_deref() };
+        screen::draw(&render(&Look::of(before.as_ref(), &now), screen));
         match wait(&keys.pressed, &interrupts, is_paused) {
             Happened::Key(b'q') => return Ok(exit::SUCCESS),
             Happened::Key(b's') => order = if order == Order::Late { Order::Rank } else { Order::Late },
+            Happened::Key(b'd') => note = Some(asker.dump(&now)),
             Happened::Key(b'p') => is_paused = !is_paused,
             Happened::Key(_) => {}
             Happened::Signal(code) => return Ok(code),
@@ -103,10 +109,19 @@ struct Asker {
 }
 
 impl Asker {
+    /// Has all workers write what their flight recorders have. Returns where, or why not.
+    fn dump(&mut self, now: &Reading) -> String {
+        match recorders::written(&mut self.operator, recorders::all(&now.status), FLIGHT_DIRECTORY.to_owned(), PATIENCE)
+        {
+            Ok(told) => told.in_short(),
+            Err(error) => error.to_string(),
+        }
+    }
+
     fn read(&mut self) -> Result<Reading> {
         let status = self.operator.status(PATIENCE)?;
         let at = self.clock.now().since(Time::ZERO);
-        let mut told = std::collections::BTreeMap::new();
+        let mut told = BTreeMap::new();
         for (recipient, outcome) in ctl::gather(&mut self.operator, ctl::members(&status).collect(), ANSWER)? {
             let member = match recipient {
                 Recipient::Worker(rank) => (Role::Worker, rank.0),
@@ -114,10 +129,10 @@ impl Asker {
                 Recipient::Coordinator => continue,
             };
             if let Some(instance) = outcome.ok().and_then(|stats| ctl::instance(&stats)) {
-                told.insert(member, instance);
+                told.insert(member, Arc::new(instance));
             }
         }
-        Ok(Reading { at, status, told })
+        Ok(Reading { at, status, told, told_at: BTreeMap::new() })
     }
 }
 

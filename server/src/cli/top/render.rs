@@ -3,10 +3,11 @@
 use std::cmp::Reverse;
 use std::fmt::Write;
 
+use gradlane_core::types::printable;
 use gradlane_core::wire::frame::Health;
 
 use crate::cli::screen::table;
-use crate::look::words::{bytes, health, millis, percent, rate};
+use crate::look::words::{bytes, health, micros, millis, percent, rate, small_percent, waits};
 use crate::look::{Look, RankLine, ServerLine};
 
 /// How workers are ordered.
@@ -20,22 +21,24 @@ pub(super) enum Order {
 
 /// What the person at the terminal has chosen, and what fits.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Screen {
+pub(super) struct Screen<'a> {
     /// Columns and lines of the terminal. `None` in a pipe, where all is shown, and no keys.
     pub(super) size: Option<(u16, u16)>,
     pub(super) order: Order,
     pub(super) is_paused: bool,
+    /// What came of the last order, for the last line.
+    pub(super) note: Option<&'a str>,
 }
 
 /// The screen: no line is longer than the terminal is wide, and there are no more lines than it has. Workers and servers that do not fit are
 /// counted.
-pub(super) fn render(look: &Look, screen: Screen) -> String {
+pub(super) fn render(look: &Look, screen: Screen<'_>) -> String {
     let mut text = head(look, screen.is_paused);
-    let keys = screen.size.map(|_| "q quit  s sort  p pause\n");
+    let keys = screen.size.map(|_| "q quit  s sort  d dump  p pause\n");
     // The end of the last line would scroll.
     let lines = screen.size.map_or(usize::MAX, |(_, lines)| usize::from(lines.saturating_sub(1)));
     // The heads of two tables, two lines for what does not fit, and the last line.
-    let room = lines.saturating_sub(text.lines().count() + 5);
+    let room = lines.saturating_sub(text.lines().count() + 5 + usize::from(screen.note.is_some()));
     let servers = look.hosts.len().min((room / 2).max(room.saturating_sub(look.ranks.len())));
     let workers = look.ranks.len().min(room - servers);
     let mut ranks: Vec<&RankLine> = look.ranks.iter().collect();
@@ -47,6 +50,7 @@ pub(super) fn render(look: &Look, screen: Screen) -> String {
     text.push_str(&table(SERVERS, look.hosts.iter().take(servers).map(server), None));
     text.push_str(&more(look.hosts.len() - servers, "servers"));
     text.push_str(keys.unwrap_or_default());
+    screen.note.into_iter().for_each(|note| text.push_str(&format!("{}\n", printable(note))));
     let columns = screen.size.map_or(usize::MAX, |(columns, _)| usize::from(columns));
     let cut = |line: &str| line.chars().take(columns).collect::<String>().trim_end().to_owned();
     text.lines().take(lines).map(|line| cut(line) + "\n").collect()
@@ -73,13 +77,32 @@ fn head(look: &Look, is_paused: bool) -> String {
         let _ = writeln!(text, "{} of {there} answered; missing: {}", there - missing.len(), missing.join(", "));
     }
     let _ = writeln!(text, "VERDICT {verdict}");
+    for wait in look.waits.tensors.iter().take(WAITING) {
+        let _ = writeln!(text, "WAITING {}", waits(wait));
+    }
     text
 }
 
-const RANKS: [&str; 10] =
-    ["RANK", "HOST", "STATE", "STEP", "LATE/round", "CAUSE", "BLOCKED", "PUSH/s", "PULL/s", "OPEN"];
+/// The most tensors that wait.
+const WAITING: usize = 3;
 
-fn rank(line: &RankLine) -> [String; 10] {
+const RANKS: [&str; 13] = [
+    "RANK",
+    "HOST",
+    "STATE",
+    "STEP",
+    "LATE/step",
+    "CAUSE",
+    "BLOCKED",
+    "PUSH/s",
+    "PULL/s",
+    "LIMIT",
+    "RTT",
+    "LOSS",
+    "OPEN",
+];
+
+fn rank(line: &RankLine) -> [String; 13] {
     [
         line.rank.to_string(),
         line.host.clone(),
@@ -90,6 +113,9 @@ fn rank(line: &RankLine) -> [String; 10] {
         known(line.blocked, percent),
         known(line.push, rate),
         known(line.pull, rate),
+        known(line.limit, |limit| limit.name().to_owned()),
+        known(line.rtt, micros),
+        known(line.loss, small_percent),
         known(line.open, |open| open.to_string()),
     ]
 }

@@ -1,9 +1,13 @@
-//! The latest metrics of each member, for the exporter.
+//! The latest metrics of each member, the state of the job, and its last minutes, for the exporter.
 //!
 //! The coordinator's thread and the exporter's share a lock of their own, which each holds while it moves some pointers. So the exporter waits for
 //! no other work of the coordinator, and the coordinator for no answer of the exporter. There is one entry for each member that is there.
+//!
+//! Once a second the coordinator's thread adds its status and a point of the history ([`Gathered::tick`]). Rates need an earlier reading: two are
+//! kept, of which the older one is 4 to 8 seconds old. So a member costs the memory of its metrics three times.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -11,8 +15,12 @@ use gradlane_core::metrics::Instance;
 use gradlane_core::runtime::Clock;
 use gradlane_core::runtime::exporter;
 use gradlane_core::types::{Role, Stats, Time};
+use gradlane_core::wire::frame::Status;
 
-use crate::coordinator::Census;
+use super::happened::Happened;
+use crate::coordinator::{Census, Life};
+use crate::look::history::{History, Point};
+use crate::look::{Reading, highest_step};
 
 /// See the module's documentation.
 pub(super) struct Gathered {
@@ -20,6 +28,8 @@ pub(super) struct Gathered {
     /// A member that has told nothing for so long is missing.
     lasts: Duration,
     members: Mutex<Members>,
+    /// When the next second begins, in nanoseconds of the clock. The coordinator's thread alone uses it.
+    next_tick: AtomicU64,
 }
 
 #[derive(Default)]
@@ -28,6 +38,12 @@ struct Members {
     told: BTreeMap<(Role, u32), Option<Told>>,
     /// The job when they were counted last.
     census: Option<Census>,
+    /// The state of the job at the last tick.
+    latest: Option<(Time, Arc<Status>)>,
+    /// Earlier readings, the older one first.
+    earlier: VecDeque<Kept>,
+    history: History,
+    happened: Happened,
 }
 
 /// What a member has told.
@@ -35,12 +51,47 @@ struct Members {
 struct Told {
     at: Time,
     instance: Arc<Instance>,
+    /// Since what it told before.
+    rates: Option<Rates>,
+}
+
+/// How fast the counters of a worker grow.
+#[derive(Clone, Copy, Debug)]
+struct Rates {
+    /// Bytes a second, sent and received.
+    bytes: f64,
+    /// The share of the time in which its threads waited for handles.
+    blocked: f64,
+}
+
+/// A reading of the job by pointers.
+#[derive(Clone)]
+struct Kept {
+    at: Time,
+    status: Arc<Status>,
+    told: BTreeMap<(Role, u32), Told>,
+}
+
+/// What the page of the job is made of.
+pub(super) struct Seen {
+    /// Some seconds ago; `None` in the first second.
+    pub(super) before: Option<Reading>,
+    /// Now.
+    pub(super) now: Reading,
+    /// How old the status of `now` is.
+    pub(super) age: Duration,
+    /// The last minutes.
+    pub(super) points: Vec<Point>,
+    /// The second of the newest point.
+    pub(super) second: u64,
+    /// What has happened, the newest first, and how long ago.
+    pub(super) events: Vec<(Duration, String)>,
 }
 
 impl Gathered {
     /// Nothing yet. Members that have told nothing for `lasts` are missing.
     pub(super) fn new(lasts: Duration) -> Self {
-        Self { clock: Clock::start(), lasts, members: Mutex::default() }
+        Self { clock: Clock::start(), lasts, members: Mutex::default(), next_tick: AtomicU64::default() }
     }
 
     /// These members are there. What others have told is forgotten. Nothing is done if the job is as it was.
@@ -48,6 +99,13 @@ impl Gathered {
         let mut members = self.lock();
         let census = Some(Census { connections: 0, suspect: 0, ..*census });
         if members.census != census {
+            let there = |census: &Option<Census>| census.map_or(0, |census| census.workers + census.servers);
+            // That the job is complete is an event of its own.
+            let forms = census.is_some_and(|census| census.life == Life::Forming);
+            if forms && there(&members.census) < there(&census) {
+                let Census { workers, servers, .. } = census.expect("just made");
+                members.happened.count(self.clock.now(), format!("{workers} workers and {servers} servers"));
+            }
             members.census = census;
             let mut before = std::mem::take(&mut members.told);
             members.told.extend(present.map(|member| (member, before.remove(&member).flatten())));
@@ -56,16 +114,81 @@ impl Gathered {
 
     /// A member has told its metrics. Those of another part than it is, and of one that is not there, are left out.
     pub(super) fn take(&self, member: (Role, u32), stats: &Stats) {
+        self.take_at(self.clock.now(), member, stats);
+    }
+
+    fn take_at(&self, at: Time, member: (Role, u32), stats: &Stats) {
         let (role, index) = member;
         if stats.scope != role.to_string() || stats.label != index.to_string() {
             return;
         }
         let Some(instance) = Instance::from_pairs(&stats.scope, &stats.label, &stats.values) else { return };
         let instance = Arc::new(instance.of_member(&stats.scope, index));
-        let told = Told { at: self.clock.now(), instance };
         if let Some(place) = self.lock().told.get_mut(&member) {
-            *place = Some(told);
+            let rates = place.as_ref().and_then(|before| Rates::of(before, at, &instance));
+            *place = Some(Told { at, instance, rates });
         }
+    }
+
+    /// This has happened.
+    pub(super) fn note(&self, sentence: String) {
+        let now = self.clock.now();
+        self.lock().happened.push(now, sentence);
+    }
+
+    /// Once a second, keeps the state of the job, and what its members have told. Otherwise it only reads the clock.
+    pub(super) fn tick(&self, status: impl FnOnce() -> Status) {
+        self.tick_at(self.clock.now(), status);
+    }
+
+    fn tick_at(&self, now: Time, status: impl FnOnce() -> Status) {
+        if now.0 < self.next_tick.load(Ordering::Relaxed) {
+            return;
+        }
+        self.next_tick.store((now + TICK).0, Ordering::Relaxed);
+        let status = Arc::new(status());
+        let mut members = self.lock();
+        let told = members.told.values().flatten().filter(|told| self.is_of_late(told, now));
+        let rates: Vec<Rates> = told.filter_map(|told| told.rates).collect();
+        let bytes = (!rates.is_empty()).then(|| rates.iter().map(|rates| rates.bytes).sum());
+        let blocked = rates.iter().map(|rates| rates.blocked).sum::<f64>() / rates.len() as f64;
+        members.history.push(now, highest_step(&status), bytes.map(|_| blocked), bytes);
+        if members.earlier.back().is_none_or(|last| last.at + KEPT_EVERY <= now) {
+            let told = self.told_of_late(&members, now);
+            members.earlier.push_back(Kept { at: now, status: Arc::clone(&status), told });
+            if members.earlier.len() > 2 {
+                members.earlier.pop_front();
+            }
+        }
+        members.latest = Some((now, status));
+    }
+
+    /// What there is to see. `None` before the first tick.
+    pub(super) fn seen(&self) -> Option<Seen> {
+        self.seen_at(self.clock.now())
+    }
+
+    fn seen_at(&self, now: Time) -> Option<Seen> {
+        let members = self.lock();
+        let (at, status) = members.latest.clone()?;
+        let told = self.told_of_late(&members, now);
+        let before = members.earlier.front().filter(|kept| kept.at < at).cloned();
+        let points = members.history.points();
+        let events = members.happened.iter().map(|(at, event)| (now.since(*at), event.clone())).collect();
+        drop(members);
+        Some(Seen {
+            before: before.map(Kept::reading),
+            now: Kept { at, status, told }.reading(),
+            age: now.since(at),
+            second: points.last().map_or(0, |point| point.second),
+            points,
+            events,
+        })
+    }
+
+    fn told_of_late(&self, members: &Members, now: Time) -> BTreeMap<(Role, u32), Told> {
+        let told = members.told.iter().filter_map(|(member, told)| Some((*member, told.clone()?)));
+        told.filter(|(_, told)| self.is_of_late(told, now)).collect()
     }
 
     /// How many members have told something lately.
@@ -88,6 +211,14 @@ impl Gathered {
         gathered
     }
 
+    /// When each member told something last, in nanoseconds since 1970.
+    pub(super) fn last_seen(&self) -> Vec<((Role, u32), u64)> {
+        let origin = self.clock.read_wall().origin_unix_ns();
+        let members = self.lock();
+        let told = members.told.iter().filter_map(|(member, told)| Some((*member, told.as_ref()?.at)));
+        told.map(|(member, at)| (member, origin.saturating_add(at.0))).collect()
+    }
+
     fn is_of_late(&self, told: &Told, now: Time) -> bool {
         now < told.at + self.lasts
     }
@@ -97,14 +228,46 @@ impl Gathered {
     }
 }
 
+impl Rates {
+    /// Of a worker that tells `instance` now. `None` of a server, and of a worker that has begun anew.
+    fn of(before: &Told, now: Time, instance: &Instance) -> Option<Self> {
+        let seconds = now.since(before.at).as_secs_f64();
+        let grown = |name| Some(instance.number(name)?.checked_sub(before.instance.number(name)?)? as f64);
+        if seconds <= 0.0 {
+            return None;
+        }
+        Some(Self {
+            bytes: (grown("push_bytes")? + grown("pull_bytes")?) / seconds,
+            blocked: grown("caller_blocked_nanoseconds")? / 1e9 / seconds,
+        })
+    }
+}
+
+impl Kept {
+    fn reading(self) -> Reading {
+        let since = |at: Time| at.since(Time::ZERO);
+        Reading {
+            at: since(self.at),
+            status: (*self.status).clone(),
+            told_at: self.told.iter().map(|(member, told)| (*member, since(told.at))).collect(),
+            told: self.told.into_iter().map(|(member, told)| (member, told.instance)).collect(),
+        }
+    }
+}
+
+/// How often the state is kept.
+const TICK: Duration = Duration::from_secs(1);
+/// How often a reading is kept with which later ones are compared. A step may take some seconds.
+const KEPT_EVERY: Duration = Duration::from_secs(4);
+
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
 
-    use gradlane_core::types::Epoch;
+    use gradlane_core::types::{Epoch, Phase, View};
+    use gradlane_core::wire::frame::Waits;
 
     use super::*;
-    use crate::coordinator::Life;
 
     const LONG: Duration = Duration::from_secs(3600);
 
@@ -119,6 +282,9 @@ mod tests {
         assert_eq!(missing, BTreeSet::from(["worker 0", "server 0"]));
         let [shown] = &latest.instances[..] else { panic!("{latest:?}") };
         assert_eq!((shown.scope, shown.number("pushes")), ("worker", Some(7)));
+        let seen = gathered.last_seen();
+        let year_2020 = 1_577_836_800_000_000_000;
+        assert!(matches!(seen[..], [((Role::Worker, 1), at)] if at > year_2020), "{seen:?}");
         assert_eq!(shown.further, [("role", "worker".to_owned()), ("index", "1".to_owned())]);
 
         gathered.follow(&census(1), std::iter::empty());
@@ -148,6 +314,63 @@ mod tests {
             gathered.take(member, &told);
         }
         assert_eq!(gathered.latest().missing.len(), 2);
+    }
+
+    #[test]
+    fn once_a_second_the_job_is_kept_and_its_rates_go_to_the_history() {
+        let gathered = Gathered::new(LONG);
+        gathered.follow(&census(1), [(Role::Worker, 0), (Role::Worker, 1)].into_iter());
+        let half = |halves: u64| Time(halves * 500_000_000);
+        let mut asked = 0;
+        assert!(gathered.seen_at(half(0)).is_none());
+        for halves in 0..40 {
+            if halves % 2 == 1 {
+                // One sends 10 bytes a second and waits for a quarter of the time, the other does nothing.
+                gathered.take_at(half(halves), (Role::Worker, 0), &working(0, halves / 2));
+                gathered.take_at(half(halves), (Role::Worker, 1), &working(1, 0));
+            }
+            gathered.tick_at(half(halves), || {
+                asked += 1;
+                status()
+            });
+        }
+        assert_eq!(asked, 20);
+        let seen = gathered.seen_at(half(40)).unwrap();
+        assert_eq!((seen.age, seen.second, seen.points.len()), (Duration::from_secs(1), 19, 20));
+        let last = seen.points.last().unwrap();
+        assert_eq!((last.bytes, last.exposed), (Some(10.0), Some(0.125)), "{last:?}");
+        assert_eq!((seen.points[0].bytes, seen.points[0].exposed), (None, None), "rates need two reports");
+        let before = seen.before.unwrap();
+        assert_eq!((before.at, seen.now.at), (Duration::from_secs(12), Duration::from_secs(19)));
+        assert_eq!(before.told[&(Role::Worker, 0)].number("push_bytes"), Some(110));
+        assert_eq!(seen.now.told_at[&(Role::Worker, 0)], Duration::from_millis(19_500));
+    }
+
+    #[test]
+    fn what_has_happened_is_seen_with_its_age_and_members_that_come_are_counted() {
+        let gathered = Gathered::new(LONG);
+        for workers in 1..4 {
+            let census = Census { workers, life: Life::Forming, ..census(1) };
+            gathered.follow(&census, std::iter::empty());
+        }
+        gathered.follow(&Census { workers: 4, ..census(2) }, std::iter::empty());
+        gathered.note("x".to_owned());
+        gathered.tick(status);
+        let events = gathered.seen().unwrap().events;
+        let told: Vec<&str> = events.iter().map(|(_, event)| event.as_str()).collect();
+        assert_eq!(told, ["x", "3 workers and 1 servers are there"]);
+    }
+
+    fn status() -> Status {
+        let (view, members) = (View::plain("night", Epoch { term: 1, number: 1 }, Phase::Running, vec![]), vec![]);
+        Status { view, members, imbalance_milli: 1_000, hold: None, waits: Waits::default() }
+    }
+
+    /// A worker that has worked for so many seconds.
+    fn working(index: u32, seconds: u64) -> Stats {
+        let values = [("push_bytes", 10), ("pull_bytes", 0), ("caller_blocked_nanoseconds", 250_000_000)];
+        let values = values.map(|(name, rate)| (name.to_owned(), rate * seconds)).to_vec();
+        Stats { scope: "worker".to_owned(), label: index.to_string(), values }
     }
 
     fn census(number: u32) -> Census {

@@ -5,11 +5,16 @@ use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use gradlane_core::metrics::{CoordinatorMetrics, Instance};
+use gradlane_core::runtime::Usage;
 use gradlane_core::runtime::exporter::{self, Shown, Standing, StandingCell};
-use gradlane_core::types::Role;
+use gradlane_core::types::{Phase, Role};
+use gradlane_core::wire::frame::Hold;
 
-use super::gathered::Gathered;
+use super::gathered::{Gathered, Seen};
+use super::happened::sentence;
 use crate::coordinator::{Census, CoordinatorConfig, Event, Life};
+use crate::look::Look;
+use crate::look::page::{Around, page};
 
 /// The metrics and the state of a coordinator. Its thread writes them, and they can be read while that thread is stuck.
 pub(super) struct Probe {
@@ -18,16 +23,20 @@ pub(super) struct Probe {
     /// What the members have told of themselves.
     pub(super) gathered: Gathered,
     standing: StandingCell,
+    /// The settings of its process in one number.
+    settings: u64,
+    usage: Usage,
 }
 
 impl Probe {
-    /// `enrolments_refused` is counted by the listener.
-    pub(super) fn new(config: &CoordinatorConfig, enrolments_refused: Arc<AtomicU64>) -> Self {
+    /// `enrolments_refused` is counted by the listener. `settings` are those of its process in one number.
+    pub(super) fn new(config: &CoordinatorConfig, settings: u64, enrolments_refused: Arc<AtomicU64>) -> Self {
         let metrics = CoordinatorMetrics { enrolments_refused, ..CoordinatorMetrics::default() };
         CoordinatorMetrics::set(&metrics.workers_expected, config.workers.into());
         CoordinatorMetrics::set(&metrics.servers_expected, config.servers.into());
         let gathered = Gathered::new(config.suspect_timeout.max(TOLD_LASTS));
-        Self { job: config.job.clone(), metrics, gathered, standing: StandingCell::default() }
+        let (standing, usage) = (StandingCell::default(), Usage::new());
+        Self { job: config.job.clone(), metrics, gathered, standing, settings, usage }
     }
 
     /// The job may have changed.
@@ -55,6 +64,7 @@ impl Probe {
 
     /// An event in the life of the job.
     pub(super) fn count(&self, event: &Event) {
+        sentence(event).into_iter().for_each(|sentence| self.gathered.note(sentence));
         let counter = match event {
             Event::Ordered { .. } => &self.metrics.orders,
             Event::Refused { .. } => &self.metrics.refusals,
@@ -91,16 +101,37 @@ impl Shown for Probe {
 
     fn values(&self) -> Option<Instance> {
         CoordinatorMetrics::set(&self.metrics.members_answered, self.gathered.answered() as u64);
+        self.metrics.member_last_seen_nanoseconds.set(self.gathered.last_seen());
+        self.usage.refresh(&self.metrics);
         Some(self.metrics.instance(&self.job))
     }
 
     fn gathered(&self) -> Option<exporter::Gathered> {
         Some(self.gathered.latest())
     }
+
+    fn page(&self) -> Option<String> {
+        let Seen { before, now, age, points, second, events } = self.gathered.seen()?;
+        let mut troubles = Vec::new();
+        if let Phase::Aborted(cause) | Phase::Restores(cause) = &now.status.view.phase {
+            troubles.push(cause.to_string());
+        }
+        if let Some(Hold { there, needed, .. }) = &now.status.hold {
+            troubles.push(format!("{there} of {needed} workers are there; they wait behind their step for others"));
+        }
+        if age >= OLD {
+            let seconds = age.as_secs();
+            troubles.push(format!("this is {seconds} s old: no member was heard since, or the coordinator is stuck"));
+        }
+        let (version, settings) = (env!("CARGO_PKG_VERSION"), self.settings);
+        Some(page(&Look::of(before.as_ref(), &now), &Around { troubles, points, second, events, version, settings }))
+    }
 }
 
 /// Members tell their metrics once a second.
 const TOLD_LASTS: Duration = Duration::from_secs(3);
+/// A page says how old it is from then on.
+const OLD: Duration = Duration::from_secs(5);
 
 #[cfg(test)]
 mod tests {
@@ -137,7 +168,7 @@ mod tests {
 
     #[test]
     fn what_people_look_for_is_counted() {
-        let probe = Probe::new(&CoordinatorConfig::from_config(&Config::default(), 2, 1), Arc::default());
+        let probe = Probe::new(&CoordinatorConfig::from_config(&Config::default(), 2, 1), 0, Arc::default());
         let text = String::new;
         for event in [
             Event::Refused { who: text(), error: Error::Cancelled },
@@ -170,7 +201,7 @@ mod tests {
             (Life::Ended, Standing::Ended, 0),
             (Life::Failed, Standing::Failed, 0),
         ] {
-            let probe = Probe::new(&config, Arc::default());
+            let probe = Probe::new(&config, 0, Arc::default());
             probe.follow(&Census { life, ..census }, std::iter::empty());
             assert_eq!((probe.standing(), probe.metrics.running()), (standing, running), "{life:?}");
             let metrics = &probe.metrics;

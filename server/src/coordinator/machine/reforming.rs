@@ -200,7 +200,7 @@ impl Coordinator {
                     Forming { speaks: true, missing: Names::first([what].into_iter(), 1), ..Forming::default() };
                 self.connections.send(link, Frame::Forming(forming));
             }
-            Frame::Metrics(_) => {}
+            Frame::Metrics(_) | Frame::Waits(_) => {}
             Frame::Renew => self.connections.certify(link),
             Frame::Leave | Frame::Fail { .. } => {
                 self.forget_newcomer(link);

@@ -2,7 +2,7 @@
 
 use gradlane_core::types::{LinkId, MachineId, NodeId, Role, Time};
 use gradlane_core::wire::Frame;
-use gradlane_core::wire::frame::Stall;
+use gradlane_core::wire::frame::{Stall, Waiting};
 
 use super::Coordinator;
 use crate::coordinator::roster::{Identity, Seat};
@@ -28,12 +28,16 @@ impl Coordinator {
         }
     }
 
-    pub(super) fn handle_stall(&mut self, now: Time, link: LinkId, stall: Stall) {
+    pub(super) fn handle_stall(&mut self, now: Time, link: LinkId, teller: Identity, stall: Stall) {
         let workers = self.roster.size().workers;
         if stall.missing.len() > workers as usize || stall.missing.iter().any(|rank| rank.0 >= workers) {
             return self.close_protocol(link, "missing ranks", "do not exist");
         }
         let (Stage::Running, Some(registry)) = (&self.stage, &self.registry) else { return };
+        // Servers tell of theirs more often by themselves.
+        if teller.role == Role::Worker {
+            self.waits.handle_stall(now, teller, stall.clone());
+        }
         let Some(told) = self.stalls.notice(now, stall, &self.roster, registry) else { return };
         let Notice { tensor, stall, detail } = told;
         let notice = Frame::StallNotice { tensor: tensor.clone(), stall: stall.clone(), detail: detail.clone() };
@@ -43,6 +47,18 @@ impl Coordinator {
         if let Some(others) = self.stalls.is_news_for_people(now) {
             self.connections.event(Event::Stall { tensor, stall, detail, others });
         }
+    }
+
+    /// A server tells which of its rounds wait.
+    pub(super) fn handle_waits(&mut self, now: Time, link: LinkId, server: Identity, rounds: Vec<Waiting>) {
+        let workers = self.roster.size().workers;
+        if server.role != Role::Server {
+            return self.close_protocol(link, "kind", "only a server sends");
+        }
+        if rounds.iter().flat_map(|round| &round.missing).any(|rank| rank.0 >= workers) {
+            return self.close_protocol(link, "missing ranks", "do not exist");
+        }
+        self.waits.handle(now, server, rounds);
     }
 
     /// A member keeps its key and its role as long as it is one, so its next certificate is a matter of the job's authority alone.

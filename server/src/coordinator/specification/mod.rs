@@ -8,7 +8,7 @@ use gradlane_core::types::{
     TensorKey, TensorSpec, Time, View, WorkerId,
 };
 use gradlane_core::wire::Frame;
-use gradlane_core::wire::frame::{Health, Join, Names, Progress, Stall};
+use gradlane_core::wire::frame::{Health, Join, Names, Progress, Stall, Waiting, Waits};
 
 use super::*;
 

@@ -242,3 +242,39 @@ fn a_stall_is_told_to_the_workers_with_what_the_missing_did_last() {
     assert_eq!(job.received(SERVER), []);
     assert!(matches!(&job.events[..], [Event::Stall { tensor, .. }] if tensor == "a"));
 }
+
+#[test]
+fn the_status_shows_which_tensors_wait_for_whom_and_which_servers_have_not_told() {
+    let mut job = formed(3);
+    job.frame(0, declare(1, &[10]));
+    let waits = |job: &Job| job.coordinator.status(job.now).waits;
+    assert_eq!(waits(&job).unheard.listed, ["server 0"]);
+    let waiting = |waited| Waiting { waited, ..a_stall().into() };
+    job.frame(SERVER, Frame::Waits(vec![waiting(SECOND), waiting(2 * SECOND)]));
+    job.now = at(1);
+    let shown = waits(&job);
+    assert!(shown.unheard.is_empty(), "{shown:?}");
+    let [longest] = &shown.tensors[..] else { panic!("a tensor stands there once a round: {shown:?}") };
+    assert_eq!((&*longest.tensor, &*longest.told_by, longest.waited()), ("a", "server 0", 3 * SECOND));
+    assert_eq!(longest.waiting.missing, [WorkerId(1), WorkerId(2)]);
+
+    job.frame(SERVER, Frame::Waits(Vec::new()));
+    assert_eq!(waits(&job), Waits::default());
+    // A worker tells of a round within its machine once an interval.
+    job.frame(0, Frame::Stall(a_stall()));
+    assert_eq!(waits(&job).tensors.iter().map(|wait| &*wait.told_by).collect::<Vec<_>>(), ["worker 0"]);
+    job.now = at(4);
+    assert_eq!(waits(&job).unheard.listed, ["server 0"], "what it told is too old");
+    assert_eq!(waits(&job).tensors[0].waited(), 13 * SECOND);
+    job.now = at(1_000);
+    assert_eq!(waits(&job).tensors, []);
+}
+
+#[test]
+fn a_server_that_tells_of_ranks_that_do_not_exist_is_closed_and_so_is_a_worker_that_tells_for_it() {
+    let mut job = formed(2);
+    job.frame(0, Frame::Waits(Vec::new()));
+    assert!(matches!(job.closed(0), Error::Protocol { .. }));
+    job.frame(SERVER, Frame::Waits(vec![Waiting { missing: vec![WorkerId(2)], ..a_stall().into() }]));
+    assert!(matches!(job.closed(SERVER), Error::Protocol { .. }));
+}

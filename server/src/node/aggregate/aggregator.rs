@@ -9,16 +9,17 @@ use gradlane_core::error::Error;
 use gradlane_core::types::{
     DType, Defect, ExchangeId, PartId, Participants, Round, TensorKey, Time, WorkerId, WorkerSet, planted,
 };
-use gradlane_core::wire::frame::Stall;
+use gradlane_core::wire::frame::{Stall, Waiting};
 use gradlane_core::wire::{Contribute, Restore, Target, Withdraw};
 
 use super::absence::Absence;
+use super::lateness::{Blamed, Coming};
 use super::readers::Readers;
 use super::refusals::{lost, stalled};
 use super::residual::Residual;
 use super::round::{Open, RoundState, Slot, Spec, Uploading};
 use crate::node::budget::Budget;
-use crate::node::command::{Command, Receipt, SlotId};
+use crate::node::command::{Added, Command, Receipt, SlotId};
 use crate::node::config::NodeConfig;
 use crate::node::membership::{Callers, Membership, Succession};
 
@@ -51,6 +52,7 @@ pub(in crate::node) struct Aggregator {
     /// Bytes that became free and are still booked. They are given back before the next request for memory, and at the end of each input.
     pub(super) freed: u64,
     pub(super) last_counted: Option<(TensorKey, Round)>,
+    pub(super) blamed: Blamed,
     /// The error for rounds that no worker had begun when the server began to drain.
     pub(super) draining: Option<Error>,
     pub(super) commands: VecDeque<Command>,
@@ -134,6 +136,7 @@ impl Aggregator {
             given_up: Vec::new(),
             freed: 0,
             last_counted: None,
+            blamed: Blamed::default(),
             draining: None,
             commands: VecDeque::new(),
         }
@@ -204,14 +207,15 @@ impl Aggregator {
         id: SlotId,
         worker: WorkerId,
         exchange: ExchangeId,
-        receipt: Receipt,
+        added: Added,
         budget: &mut Budget,
     ) {
-        self.note_receipt(now, id, worker, exchange, receipt);
+        self.note_receipt(now, id, worker, exchange, added);
         self.settle(budget);
     }
 
-    fn note_receipt(&mut self, now: Time, id: SlotId, worker: WorkerId, exchange: ExchangeId, receipt: Receipt) {
+    fn note_receipt(&mut self, now: Time, id: SlotId, worker: WorkerId, exchange: ExchangeId, added: Added) {
+        let Added { receipt, behind } = added;
         // The sum needs no more bytes of its body.
         self.unroute(exchange);
         if self.is_restored_by(id, exchange) {
@@ -227,7 +231,7 @@ impl Aggregator {
                 {
                     *state = ExchangeState::Waiting;
                 }
-                self.count(now, id, worker, coming);
+                self.count(now, id, worker, Coming { behind, ..coming });
             }
             Receipt::Damaged => {
                 let (tensor, round, from) = (id.part.key.into(), id.round, worker.to_string());
@@ -375,6 +379,13 @@ impl Aggregator {
         let forgotten = usize::from(planted(self.config.defect, Defect::DrainForgetsOne));
         let is_empty = self.pending() <= forgotten;
         self.draining.is_some() && is_empty && (forgotten > 0 || slots().all(settled))
+    }
+
+    /// The rounds that have waited for a moment, those that have waited longest.
+    pub(in crate::node) fn waits(&self, now: Time) -> Vec<Waiting> {
+        let long = |(since, _): &&(Time, SlotId)| *since + Waiting::MOMENT <= now;
+        let waiting = self.waiting.iter().take_while(long).take(Waiting::TOLD_MAX);
+        waiting.map(|(since, id)| self.stall(now, *since, *id).into()).collect()
     }
 
     /// Its latest work.

@@ -21,7 +21,7 @@ impl Aggregator {
         self.last_counted = Some((id.part.key, id.round));
         let open = self.open_mut(id);
         open.begun.insert(worker);
-        let late = open.lateness.handle_counted(now, coming);
+        let alone_since = open.lateness.handle_counted(now);
         let took = open.lateness.took(now);
         if open.since.is_none() {
             open.since = Some(now);
@@ -30,7 +30,9 @@ impl Aggregator {
         self.slot_mut(id).expect("open").arrived.insert(worker);
         self.flow(id);
         if self.seal(id) {
-            self.commands.push_back(Command::Timed { took, last: late.map(|late| (worker, late)) });
+            let is_step = self.blamed.is_step(id.round);
+            let last = alone_since.map(|since| (worker, self.blamed.handle_last(now, worker, since, coming)));
+            self.commands.push_back(Command::Timed { took, last, is_step });
         }
         self.reach(id, worker);
     }

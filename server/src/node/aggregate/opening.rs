@@ -299,7 +299,7 @@ impl Aggregator {
             RoundState::Open(open) => {
                 open.lateness.handle_header(now);
                 self.listen(id, worker, exchange);
-                self.count(now, id, worker, Coming { since: now, waited: header.waited });
+                self.count(now, id, worker, Coming { since: now, waited: header.waited, behind: Duration::ZERO });
                 Ok(())
             }
         }
@@ -335,7 +335,8 @@ impl Aggregator {
             Contribution::Nothing => Upload { body, weight: header.weight, checksum: None, landed: 0 },
         };
         let is_enough = planted(self.config.defect, Defect::TakenBackByOne);
-        let coming = begun.map_or(Coming { since: now, waited: header.waited }, |begun| begun.coming);
+        let coming =
+            begun.map_or(Coming { since: now, waited: header.waited, behind: Duration::ZERO }, |begun| begun.coming);
         let open = self.open_mut(id);
         open.lateness.handle_header(now);
         open.uploads.insert(worker, Uploading { exchange, upload, coming });

@@ -8,7 +8,7 @@ use gradlane_core::wire::{Contribute, Service, Target, Use, limits, reject};
 
 use super::*;
 use crate::node::aggregate::tests::{config, header, node, slot, view, withdraw};
-use crate::node::command::{Step, Work};
+use crate::node::command::{Receipt, Step, Work};
 use crate::node::parameter::tests::{part as parameter, to_do};
 
 #[test]
@@ -99,7 +99,7 @@ fn a_server_that_is_expected_again_tells_workers_which_one_was_lost() {
 fn a_route_is_there_from_the_step_that_receives_until_nothing_more_is_needed() {
     type End = (&'static str, fn(&mut Node));
     let ended: [End; 4] = [
-        ("whole", |node| node.handle_receipt(Time::ZERO, route(), ExchangeId(1), Receipt::Whole)),
+        ("whole", |node| node.handle_receipt(Time::ZERO, route(), ExchangeId(1), Receipt::Whole.into())),
         ("torn", |node| node.handle_torn(ExchangeId(1))),
         ("answered", |node| node.handle_answered(ExchangeId(1))),
         ("job ended", |node| node.handle_member(MemberEvent::Left)),
@@ -277,7 +277,7 @@ fn it_is_drained_when_no_service_has_anything_open() {
     open(&mut node, 0, 1, Request::Use(to_do(Access::Init, 0)));
     node.handle_drain();
     assert!(!node.is_drained());
-    node.handle_receipt(Time::ZERO, Route::Parameter { part: parameter() }, ExchangeId(1), Receipt::Whole);
+    node.handle_receipt(Time::ZERO, Route::Parameter { part: parameter() }, ExchangeId(1), Receipt::Whole.into());
     assert!(!node.is_drained(), "its answer is under way");
     node.handle_answered(ExchangeId(1));
     assert!(node.is_drained());

@@ -636,7 +636,7 @@ impl World {
     pub(crate) fn deliver(&mut self) -> bool {
         match self.told.pop_front() {
             Some(Told::Receipt { route, exchange, receipt }) => {
-                self.node.handle_receipt(now(), route, exchange, receipt);
+                self.node.handle_receipt(now(), route, exchange, receipt.into());
             }
             Some(Told::Squares { part, round, sum }) => self.node.handle_squares(part, round, sum),
             Some(Told::Served(_)) => unreachable!("no table is used"),

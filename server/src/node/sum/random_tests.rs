@@ -170,7 +170,7 @@ impl Play {
         if !self.untold.is_empty() && self.below(3) == 0 {
             let index = self.below(u32::try_from(self.untold.len()).unwrap()) as usize;
             let (route, exchange, receipt) = self.untold.remove(index);
-            self.node.handle_receipt(self.now, route, exchange, receipt);
+            self.node.handle_receipt(self.now, route, exchange, receipt.into());
         } else if count == 0 || self.below(4) == 0 {
             self.begin(rank, part);
         } else {

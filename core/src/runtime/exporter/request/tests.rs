@@ -5,9 +5,12 @@ use proptest::prelude::*;
 use super::*;
 
 #[test]
-fn the_three_pages_are_read_in_every_form_that_http_allows() {
+fn the_pages_are_read_in_every_form_that_http_allows() {
     for (request, page) in [
         ("GET /metrics HTTP/1.1\r\nHost: localhost:9400\r\n\r\n", Page::Metrics),
+        ("GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", Page::Front),
+        ("GET http://localhost HTTP/1.1\r\nHost: localhost\r\n\r\n", Page::Front),
+        ("GET http://localhost?/metrics HTTP/1.1\r\nHost: localhost\r\n\r\n", Page::Front),
         ("GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n", Page::Health),
         ("GET /job HTTP/1.1\r\nHost: localhost\r\n\r\n", Page::Job),
         ("GET /readyz HTTP/1.1\r\nHost: localhost\r\n\r\n", Page::Readiness),
@@ -82,9 +85,9 @@ fn every_other_request_is_refused_for_its_reason() {
         ("CONNECT localhost:22 HTTP/1.1\r\nHost: localhost\r\n\r\n", Refusal::OtherMethod),
         ("get /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n", Refusal::OtherMethod),
         // The page.
-        ("GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", Refusal::NoPage),
-        ("GET http://localhost HTTP/1.1\r\nHost: localhost\r\n\r\n", Refusal::NoPage),
-        ("GET http://localhost?/metrics HTTP/1.1\r\nHost: localhost\r\n\r\n", Refusal::NoPage),
+        ("GET / HTTP/1.1\r\nHost: evil.example\r\n\r\n", Refusal::OtherHost),
+        ("POST / HTTP/1.1\r\nHost: localhost\r\n\r\n", Refusal::OtherMethod),
+        ("GET /index.html HTTP/1.1\r\nHost: localhost\r\n\r\n", Refusal::NoPage),
         ("GET /metrics/ HTTP/1.1\r\nHost: localhost\r\n\r\n", Refusal::NoPage),
         ("GET /Metrics HTTP/1.1\r\nHost: localhost\r\n\r\n", Refusal::NoPage),
         ("GET /%6detrics HTTP/1.1\r\nHost: localhost\r\n\r\n", Refusal::NoPage),

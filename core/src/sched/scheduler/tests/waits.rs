@@ -1,6 +1,7 @@
 //! What a task says it has waited for, when it is pushed.
 
 use super::*;
+use crate::metrics::{Cell, Value, WorkerMetrics};
 use crate::types::{Wait, Waited};
 
 #[test]
@@ -68,6 +69,51 @@ fn the_time_for_which_credit_was_missing_is_told_apart_from_the_turn() {
     world.complete(second);
     let taken = world.take(Stage::Push).unwrap();
     assert_eq!((taken.id, taken.waited), (third, waited(0, 0, 9)));
+}
+
+#[test]
+fn how_long_stages_take_and_what_they_wait_for_is_counted_of_every_attempt() {
+    let metrics = WorkerMetrics::default();
+    let mut world = World::new(SchedulerConfig { credit_bytes: 100, ..config() }, host());
+    world.scheduler.count_in(metrics.stage_times());
+    let group = world.open("w", 2);
+    let [first, second] = [0, 1].map(|index| world.submit(part(index), 100, 0, &[group]));
+    pass(&mut world, 3);
+    world.take(Stage::Push).unwrap();
+    assert!(!world.scheduler.is_starved());
+    assert_eq!(world.take(Stage::Push), None, "there is no credit");
+    assert!(world.scheduler.is_starved());
+    pass(&mut world, 2);
+    world.finish(first, Outcome::Done);
+    pass(&mut world, 5);
+    world.finish(first, Outcome::Done);
+    assert_eq!(world.take(Stage::Push).unwrap().id, second);
+    assert!(!world.scheduler.is_starved());
+    pass(&mut world, 1);
+    world.finish(second, retry(0));
+    let millis = |nanoseconds: u64| nanoseconds / 1_000_000;
+    let Value::Histograms(durations) = metrics.stage_duration_nanoseconds.value() else { panic!("histograms") };
+    let took: Vec<(&str, u64, u64)> = durations
+        .iter()
+        .map(|(labels, durations)| (labels[0].as_str(), durations.count(), millis(durations.nanoseconds)))
+        .collect();
+    assert_eq!(took, [("PUSH", 2, 3), ("PULL", 1, 5)]);
+    let Value::Family(waits) = metrics.stage_wait_nanoseconds.value() else { panic!("a family") };
+    let waited: Vec<(&str, &str, u64)> =
+        waits.iter().map(|(labels, time)| (labels[0].as_str(), labels[1].as_str(), millis(*time))).collect();
+    assert_eq!(waited, [("PUSH", "queue", 6), ("PUSH", "credit", 7), ("PULL", "queue", 0), ("PULL", "credit", 0)]);
+}
+
+#[test]
+fn credit_is_not_missing_when_nothing_waits_for_it_any_more() {
+    let mut world = World::new(SchedulerConfig { credit_bytes: 100, ..config() }, host());
+    let [first, second] = ["a", "b"].map(|name| world.open(name, 1));
+    world.submit(part(0), 100, 0, &[first]);
+    world.submit(part(1), 100, 0, &[second]);
+    world.take(Stage::Push).unwrap();
+    assert_eq!(world.take(Stage::Push), None, "there is no credit");
+    world.scheduler.cancel(world.now, second);
+    assert!(!world.scheduler.is_starved());
 }
 
 fn pass(world: &mut World, millis: u64) {

@@ -49,6 +49,9 @@ pub(super) trait Role {
     /// A connection has sent so many bytes.
     fn sent(&mut self, connection: ConnectionHandle, bytes: usize);
 
+    /// A connection had its turn to send, which began at `now` and ended so.
+    fn had_turn(&mut self, _net: &Net, _connection: ConnectionHandle, _now: Instant, _end: TurnEnd) {}
+
     /// How much a connection has to send, and how urgent it is.
     fn share(&self, connection: ConnectionHandle) -> Share;
 
@@ -66,6 +69,17 @@ pub(super) trait Role {
 
     /// How long to wait for the peers when all callers are gone.
     const GOODBYE: Duration;
+}
+
+/// How a connection's turn to send ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum TurnEnd {
+    /// It sends nothing more now.
+    Dry,
+    /// Others take their turn. It goes on in the next one.
+    GoesOn,
+    /// The socket has no room.
+    SocketFull,
 }
 
 /// Runs `role` until its last command, or until all callers are gone.
@@ -145,6 +159,8 @@ pub(super) struct Net {
     now: Instant,
     batches: Vec<Batch>,
     buffer: Vec<u8>,
+    /// How the turns of connections ended in this turn of the loop.
+    ends: Vec<(ConnectionHandle, TurnEnd)>,
 }
 
 struct Line {
@@ -169,6 +185,7 @@ impl Net {
             now: now(),
             batches: Vec::new(),
             buffer: Vec::new(),
+            ends: Vec::new(),
         }
     }
 
@@ -186,6 +203,11 @@ impl Net {
             self.stirred.push(handle);
         }
         Some(&mut line.connection)
+    }
+
+    /// The connection, to look at it; none if it was forgotten.
+    pub(super) fn look_at(&self, handle: ConnectionHandle) -> Option<&Connection> {
+        Some(&self.lines.get(handle.0)?.as_ref()?.connection)
     }
 
     /// Begins to connect.
@@ -391,6 +413,7 @@ impl Net {
                 }
                 None => {
                     waiting.swap_remove(place);
+                    self.ends.push((handle, TurnEnd::Dry));
                     line.is_stirred = false;
                     // A change after its events were polled may have made new ones.
                     if line.is_touched {
@@ -405,7 +428,12 @@ impl Net {
                 line.due = due;
             }
         }
+        let left = if self.wire.is_full() { TurnEnd::SocketFull } else { TurnEnd::GoesOn };
+        self.ends.extend(waiting.iter().map(|(handle, _)| (*handle, left)));
         self.stirred.extend(waiting.into_iter().map(|(handle, _)| handle));
+        let mut ends = std::mem::take(&mut self.ends);
+        ends.drain(..).for_each(|(handle, end)| role.had_turn(self, handle, now, end));
+        self.ends = ends;
         bytes > 0
     }
 
@@ -465,6 +493,6 @@ const URGENT_AHEAD_BYTES: u64 = 8 << 20;
 /// How long a thread that worked looks for more before it sleeps.
 const SPIN: Duration = Duration::from_micros(30);
 /// A datagram of so many bytes is of a body or of a handshake: every path takes it (RFC 9000, 14).
-const FULL_BYTES: usize = 1200;
+pub(super) const FULL_BYTES: usize = 1200;
 /// The longest sleep. Nothing depends on its length.
 const SLEEP_MAX: Duration = Duration::from_secs(60);

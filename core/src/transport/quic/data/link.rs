@@ -2,11 +2,13 @@
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Instant;
 
 use quinn_proto::{Connection, ConnectionHandle, Dir, StreamId};
 
-use super::driver::{keep_ahead, let_ahead};
+use super::driver::{TurnEnd, keep_ahead, let_ahead};
 use super::exchange::Exchange;
+use super::metered::{Metered, Rest};
 use super::turns::Share;
 use super::urgency::{Classes, Handed, precedence};
 use crate::transport::{LinkLost, Peer};
@@ -30,6 +32,10 @@ pub(super) struct Link {
     pub(super) pushing: Classes,
     /// Bytes of these exchanges that quinn-proto was given and has not sent.
     pub(super) handed: Handed,
+    /// Whether the server allows no more streams, and an exchange waits for one.
+    lacks_streams: bool,
+    /// Absent until somebody wants to know.
+    pub(super) metered: Option<Metered>,
 }
 
 impl Link {
@@ -45,6 +51,8 @@ impl Link {
             bytes_open: 0,
             pushing: Classes::default(),
             handed: Handed::default(),
+            lacks_streams: false,
+            metered: None,
         }
     }
 
@@ -89,11 +97,35 @@ impl Link {
             }
             let written = exchange.write(connection);
             self.handed.took(precedence.0, written as u64);
+            if let Some(metered) = &mut self.metered {
+                metered.limits.wrote(written as u64);
+            }
             if exchange.state.is_pushing() {
                 self.writers.insert((precedence, id));
             }
         }
+        self.lacks_streams = !may_open;
         keep_ahead(connection);
+    }
+
+    /// Its connection has sent so many bytes.
+    pub(super) fn sent(&mut self, bytes: u64) {
+        self.handed.sent(bytes);
+        if let Some(metered) = &mut self.metered {
+            metered.limits.sent(bytes);
+        }
+    }
+
+    /// Its connection had a turn, which began at `now`.
+    pub(super) fn had_turn(&mut self, connection: &Connection, now: Instant, end: TurnEnd) {
+        if let Some(metered) = &mut self.metered {
+            let rest = match (self.writers.is_empty(), self.pushing.is_empty()) {
+                (false, _) => Rest::Kept { lacks_streams: self.lacks_streams },
+                (true, false) => Rest::Unacknowledged,
+                (true, true) => Rest::Nothing,
+            };
+            metered.had_turn(connection, now, end, rest);
+        }
     }
 
     /// How much the link has to send. The urgency is that of the bytes that it sends next. Bytes that wait for an acknowledgement do not count.

@@ -5,7 +5,7 @@
 //! processor time for each byte (`bench/DECISIONS.md`), so only control connections and enrolment use them.
 //!
 //! [`driver`] is the loop. Below it are the socket ([`wire`]), the memory for datagrams ([`arena`]), the queue of commands ([`commands`]), and
-//! the choice of the connection that sends next ([`turns`]). The loop tells the events of connections to a role: that of a [`worker`] with its
+//! the choice of the connection that sends next ([`turns`]). A worker's links are measured while they are driven ([`metered`]). The loop tells the events of connections to a role: that of a [`worker`] with its
 //! [`link`]s and [`exchange`]s, or that of a [`server`] with the exchanges that it has [`served`].
 //!
 //! **Order.** Every stream has a rank of its own: first by the urgency of its exchange, then by age. So urgent bytes overtake others at the
@@ -34,7 +34,9 @@ mod arena;
 mod dialing;
 mod driver;
 mod exchange;
+mod limits;
 mod link;
+mod metered;
 mod served;
 mod server;
 mod turns;

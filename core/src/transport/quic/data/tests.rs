@@ -9,11 +9,12 @@ use quinn_proto::{ConnectionHandle, Event};
 
 use super::*;
 use crate::local::Ended;
+use crate::metrics::{Cell, Value, WorkerMetrics};
 use crate::transport::contract::{self, SOON, Server, Worker, World, connect, connected, pattern, sum_of};
 use crate::transport::quic::QuicTransport;
 use crate::transport::quic::tests::Loopback;
 use crate::transport::{Incoming, Outgoing, Peer, Transport};
-use crate::types::{Done, ExchangeId, NodeId, Role};
+use crate::types::{Done, ExchangeId, LinkLimit, NodeId, Role, ServerId};
 use crate::wire::{Contribute, Request};
 
 #[test]
@@ -261,6 +262,105 @@ impl driver::Role for Answering<'_> {
 
     fn is_waiting(&self) -> bool {
         true
+    }
+}
+
+#[test]
+fn what_goes_over_a_link_is_counted_while_it_is_up_and_when_it_ends() {
+    let world = Trying::new(Settings { datagram_bytes_max: Some(1_452), ..Settings::default() });
+    let (server, worker) = connected(&world);
+    let metrics = measured(&worker);
+    let _echo = server.echo();
+    world.exchange(1, &worker, 1 << 20);
+    until(|| numbers(&metrics, "link_sent_bytes") > 1 << 20);
+    for name in ["link_rtt_nanoseconds", "link_cwnd_bytes", "link_mtu_bytes"] {
+        assert!(numbers(&metrics, name) > 0, "{name}");
+    }
+    world.exchange(2, &worker, 1 << 20);
+    worker.transport.disconnect(worker.link);
+    drop(worker.lost.soon());
+    for (name, at_least) in
+        [("link_sent_bytes", 2 << 20), ("link_received_bytes", 2 << 20), ("link_sent_packets", (2 << 20) / 1_452)]
+    {
+        let number = numbers(&metrics, name);
+        assert!((at_least..2 * at_least).contains(&number), "{name}: {number}");
+    }
+    assert!(held(&metrics, LinkLimit::App) > 0);
+    assert_eq!((numbers(&metrics, "link_connects"), numbers(&metrics, "link_rtt_nanoseconds")), (1, 0));
+}
+
+#[test]
+fn packets_that_a_network_loses_are_counted() {
+    let settings = Settings { datagram_bytes_max: Some(1_452), ..Settings::default() };
+    let world = Trying { loss_percent: Arc::new(AtomicU64::new(20)), ..Trying::new(settings) };
+    let (server, worker) = connected(&world);
+    let metrics = measured(&worker);
+    let _echo = server.echo();
+    world.exchange(1, &worker, 1 << 20);
+    until(|| numbers(&metrics, "link_lost_packets") > 0 && numbers(&metrics, "link_congestion_events") > 0);
+    assert!(numbers(&metrics, "link_lost_packets") < numbers(&metrics, "link_sent_packets"));
+}
+
+#[test]
+fn a_path_that_acknowledges_nothing_holds_a_link_by_its_window() {
+    let mut memory: Vec<Vec<u8>> = (0..8).map(|seed| pattern(4 << 20, seed)).collect();
+    let world = Trying::new(Settings::default());
+    let (_server, worker) = connected(&world);
+    let metrics = measured(&worker);
+    world.loss_percent.store(100, Ordering::Relaxed);
+    let _pushes: Vec<_> = (0..).zip(&mut memory).map(|(id, body)| worker.push(ExchangeId(id), body)).collect();
+    until(|| held(&metrics, LinkLimit::Cwnd) > 300_000_000);
+    assert_eq!(held(&metrics, LinkLimit::Flow), 0);
+}
+
+#[test]
+fn a_server_that_reads_nothing_holds_a_link_by_flow_control() {
+    let mut memory = pattern(2 << 20, 1);
+    let world = Trying::new(Settings::default().for_server());
+    let (_server, worker) = connected(&world);
+    let metrics = measured(&worker);
+    let _push = worker.push(ExchangeId(1), &mut memory);
+    until(|| held(&metrics, LinkLimit::Flow) > 300_000_000);
+}
+
+#[test]
+fn a_link_with_nothing_to_send_while_credit_is_missing_is_held_by_the_credit() {
+    let world = Trying::new(Settings::default());
+    let (server, worker) = connected(&world);
+    let metrics = measured(&worker);
+    WorkerMetrics::set(&metrics.starved, 1);
+    let _echo = server.echo();
+    world.exchange(1, &worker, 1000);
+    until(|| held(&metrics, LinkLimit::Credit) > 300_000_000);
+}
+
+/// The metrics of the link of a worker from now on.
+fn measured(worker: &Worker) -> WorkerMetrics {
+    let metrics = WorkerMetrics::default();
+    worker.transport.measure(worker.link, Arc::new(metrics.link(ServerId(0))));
+    metrics
+}
+
+fn held(metrics: &WorkerMetrics, by: LinkLimit) -> u64 {
+    let Value::Family(times) = metrics.link_limited_nanoseconds.value() else { panic!("a family") };
+    times.into_iter().filter(|(labels, _)| labels[1] == by.name()).map(|(_, time)| time).sum()
+}
+
+fn numbers(metrics: &WorkerMetrics, name: &str) -> u64 {
+    match metrics.instance(0).value(name) {
+        Some(Value::Family(numbers)) => numbers.iter().map(|(_, number)| number).sum(),
+        other => panic!("{name}: {other:?}"),
+    }
+}
+
+/// Waits for what the transport's thread does, which it tells nobody.
+fn until(is_so: impl Fn() -> bool) {
+    #[expect(clippy::disallowed_methods, reason = "the bound of a wait of a test")]
+    let now = Instant::now;
+    let end = now() + SOON;
+    while !is_so() {
+        assert!(now() < end, "it does not happen");
+        std::thread::yield_now();
     }
 }
 

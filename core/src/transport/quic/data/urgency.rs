@@ -28,6 +28,11 @@ impl Classes {
         self.0[usize::from(urgency_of(precedence))] -= 1;
     }
 
+    /// Whether none is.
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.iter().all(|exchanges| *exchanges == 0)
+    }
+
     /// Whether an exchange of this rank is of the most urgent class under way, and some others are less urgent.
     pub(super) fn is_ahead(&self, precedence: i32) -> bool {
         let (below, above) = self.0.split_at(usize::from(urgency_of(precedence)));

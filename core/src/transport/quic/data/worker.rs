@@ -16,9 +16,10 @@ use super::super::commands::WeakCommands;
 use super::super::settings::Settings;
 use super::super::tls::{self, check_server, peer_of};
 use super::dialing::{Dial, Phase, Then, resolve};
-use super::driver::{Net, Role};
+use super::driver::{Net, Role, TurnEnd};
 use super::exchange::{Exchange, Step};
 use super::link::Link;
+use super::metered::Metered;
 use super::turns::Share;
 use crate::error::{Error, Result};
 use crate::identity::{Credentials, SERVER_NAME};
@@ -47,6 +48,8 @@ pub(super) struct Worker {
     returned: Receiver<(ExchangeId, Returned)>,
     /// Exchanges whose memory came back.
     woken: Vec<ExchangeId>,
+    /// When the links are to be sampled; absent while nothing happens on them, and none waits to send.
+    sample_at: Option<Instant>,
 }
 
 #[derive(Clone, Copy)]
@@ -76,6 +79,12 @@ impl Role for Worker {
                 if let Some(handle) = self.links.get(&link).map(|link| link.handle) {
                     net.close(handle, CLOSE_ORDERLY, Vec::new());
                     self.link_ended(net, link, &Error::Cancelled);
+                }
+            }
+            Call::Measure { link, meter } => {
+                if let Some(known) = self.links.get_mut(&link) {
+                    known.metered = Some(Metered::new(meter, net.now()));
+                    self.sample_at.get_or_insert(net.now() + SAMPLE_EVERY);
                 }
             }
             Call::Shutdown { patience } => return Some(patience),
@@ -148,7 +157,19 @@ impl Role for Worker {
         if let Some(Owner::Link(link)) = self.owners.get(&connection)
             && let Some(link) = self.links.get_mut(link)
         {
-            link.handed.sent(bytes as u64);
+            link.sent(bytes as u64);
+        }
+    }
+
+    fn had_turn(&mut self, net: &Net, connection: ConnectionHandle, now: Instant, end: TurnEnd) {
+        if let Some(Owner::Link(link)) = self.owners.get(&connection)
+            && let Some(link) = self.links.get_mut(link)
+            && let Some(connection) = net.look_at(connection)
+        {
+            link.had_turn(connection, now, end);
+            if link.metered.is_some() {
+                self.sample_at.get_or_insert(now + SAMPLE_EVERY);
+            }
         }
     }
 
@@ -164,11 +185,16 @@ impl Role for Worker {
     }
 
     fn deadline(&self) -> Option<Instant> {
-        self.dials.values().map(Dial::due).min()
+        self.dials.values().map(Dial::due).chain(self.sample_at).min()
     }
 
     fn expire(&mut self, net: &mut Net) {
         let now = net.now();
+        if self.sample_at.take_if(|at| *at <= now).is_some() {
+            self.links.values_mut().for_each(|link| sample(net, link));
+            let is_held = |link: &Link| link.metered.as_ref().is_some_and(|metered| !metered.limits.is_idle());
+            self.sample_at = self.links.values().any(is_held).then(|| now + SAMPLE_EVERY);
+        }
         let due: Vec<u64> = self.dials.iter().filter(|(_, dial)| dial.due() <= now).map(|(id, _)| *id).collect();
         for id in due {
             let Some(dial) = self.dials.get_mut(&id) else { continue };
@@ -228,6 +254,7 @@ impl Worker {
             returning,
             returned,
             woken: Vec::new(),
+            sample_at: None,
         })
     }
 
@@ -432,9 +459,23 @@ impl Worker {
             let error = of_the_link(reason, &link.peer.name);
             under_way.into_iter().for_each(|exchange| self.end_exchange(net, exchange, &error));
         }
-        if let Some(link) = self.links.remove(&id) {
+        if let Some(mut link) = self.links.remove(&id) {
+            sample(net, &mut link);
+            if let Some(metered) = &link.metered {
+                metered.meter.ended();
+            }
             self.owners.remove(&link.handle);
             (link.lost)(id, reason.clone());
         }
     }
 }
+
+/// Counts what was measured on a link since the last time.
+fn sample(net: &Net, link: &mut Link) {
+    if let Some((metered, connection)) = link.metered.as_mut().zip(net.look_at(link.handle)) {
+        metered.sample(connection, net.now());
+    }
+}
+
+/// The most time between something that happens on a link and its sample. A sample costs less than a microsecond.
+const SAMPLE_EVERY: Duration = Duration::from_millis(100);

@@ -299,7 +299,7 @@ impl World {
     /// What the exchange brought is the residual, or is not.
     fn gift(&mut self, exchange: ExchangeId, receipt: Receipt) {
         let (slot, _) = self.exchanges[&exchange];
-        self.node.handle_receipt(self.now, Route::Gift { part: slot.part }, exchange, receipt);
+        self.node.handle_receipt(self.now, Route::Gift { part: slot.part }, exchange, receipt.into());
     }
 
     /// What was shown since the last call.

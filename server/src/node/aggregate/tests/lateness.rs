@@ -5,7 +5,7 @@ use gradlane_core::types::{Cause, Wait, Waited};
 use super::callers::{on_machines, owner};
 use super::survivors::next_epoch;
 use super::*;
-use crate::node::command::Late;
+use crate::node::command::{Added, Late};
 
 #[test]
 fn the_last_worker_is_late_for_as_long_as_only_it_was_missing() {
@@ -37,6 +37,20 @@ fn what_the_part_waited_for_in_its_worker_is_no_late_submission() {
     let expected =
         [(Cause::Submit, 4), (Cause::Device, 1), (Cause::Queue, 2), (Cause::Credit, 3), (Cause::Transfer, 4)];
     assert_eq!(timed, [(millis(14), Some((WorkerId(1), late(&expected))))]);
+}
+
+#[test]
+fn a_server_that_is_behind_with_its_additions_is_no_slow_transfer() {
+    let mut world = World::of(2);
+    world.push(0, header(0));
+    world.now = at(1);
+    let last = world.open(1, header(0));
+    world.now = at(9);
+    let (slot, worker) = world.exchanges[&last];
+    let added = Added { receipt: Receipt::Whole, behind: millis(6) };
+    world.node.handle_receipt(world.now, Route::Sum { slot, worker }, last, added);
+    let expected = late(&[(Cause::Submit, 1), (Cause::Transfer, 2), (Cause::Sum, 6)]);
+    assert_eq!(timed(&mut world), [(millis(9), Some((WorkerId(1), expected)))]);
 }
 
 #[test]
@@ -144,7 +158,7 @@ fn play(
 }
 
 fn timed(world: &mut World) -> Vec<(Duration, Option<(WorkerId, Late)>)> {
-    let of = |command| if let Command::Timed { took, last } = command { Some((took, last)) } else { None };
+    let of = |command| if let Command::Timed { took, last, .. } = command { Some((took, last)) } else { None };
     world.all_commands().into_iter().filter_map(of).collect()
 }
 

@@ -92,7 +92,7 @@ impl World {
     /// What an exchange brought makes its worker's contribution whole, or not.
     fn receipt(&mut self, exchange: ExchangeId, receipt: Receipt) {
         let (slot, worker) = self.exchanges[&exchange];
-        self.node.handle_receipt(self.now, Route::Sum { slot, worker }, exchange, receipt);
+        self.node.handle_receipt(self.now, Route::Sum { slot, worker }, exchange, receipt.into());
     }
 
     fn whole(&mut self, exchange: ExchangeId) {

@@ -1,0 +1,192 @@
+//! What two readings of a job say.
+
+use gradlane_core::metrics::{LinkReading, ServerMetrics, WorkerMetrics};
+use gradlane_core::types::{Epoch, Incarnation, NodeId, Phase, Process, Round, ServerId, TensorKey, View};
+use gradlane_core::wire::frame::{Progress, Waits};
+
+use super::verdict::Sign;
+use super::*;
+
+#[test]
+fn a_delay_on_two_servers_at_the_same_time_delays_a_step_once() {
+    let job = Job::new(2, 2);
+    let before = job.reading();
+    for (server, millis) in job.servers.iter().zip([300, 500]) {
+        server.round_duration_nanoseconds.add(Duration::from_millis(1));
+        ServerMetrics::add(&server.steps, 5);
+        server.late_nanoseconds.add(1, Cause::Device, Duration::from_millis(millis));
+    }
+    let look = Look::of(Some(&before), &Reading { at: Duration::from_secs(2), ..job.at_step(7) });
+    let late = Duration::from_millis(100);
+    assert_eq!(look.verdict, Verdict::Late { rank: 1, cause: Cause::Device, late, sign: None });
+    assert_eq!((look.ranks[0].late, look.ranks[1].late), (Some(Duration::ZERO), Some(late)));
+}
+
+#[test]
+fn a_verdict_needs_two_readings_sums_and_a_delay_that_counts() {
+    let job = Job::new(2, 1);
+    let before = job.reading();
+    assert_eq!(Look::of(None, &before).verdict, Verdict::Unknown);
+    let later = |reading: Reading, seconds| Reading { at: Duration::from_secs(seconds), ..reading };
+    assert_eq!(Look::of(Some(&before), &later(job.at_step(2), 2)).verdict, Verdict::NoSums);
+    job.passes(&[(0, Cause::Submit, 0), (1, Cause::Submit, 4)]);
+    // Ten steps took 300 ms each, so 4 ms are little of one.
+    assert_eq!(Look::of(Some(&before), &later(job.at_step(12), 3)).verdict, Verdict::Nobody);
+    let late = Verdict::Late { rank: 1, cause: Cause::Submit, late: Duration::from_millis(4), sign: None };
+    assert_eq!(Look::of(Some(&before), &later(job.at_step(102), 3)).verdict, late, "of 30 ms");
+}
+
+#[test]
+fn a_server_that_was_started_again_has_no_rates_and_blames_nobody() {
+    let job = Job::new(2, 1);
+    job.passes(&[(1, Cause::Submit, 400)]);
+    let before = job.reading();
+    let fresh = Job::new(2, 1);
+    let look = Look::of(Some(&before), &Reading { at: Duration::from_secs(3), ..fresh.at_step(12) });
+    assert_eq!((look.verdict, look.hosts[0].input, look.ranks[0].push), (Verdict::NoSums, None, None));
+}
+
+#[test]
+fn a_server_that_is_behind_is_named_and_no_worker() {
+    let job = Job::new(3, 2);
+    let before = job.reading();
+    job.passes(&[(0, Cause::Submit, 2)]);
+    for round in 0..10 {
+        job.servers[1].late_nanoseconds.add(round % 3, Cause::Sum, Duration::from_millis(30));
+    }
+    let look = Look::of(Some(&before), &job.at(12, 2));
+    assert_eq!(look.verdict, Verdict::Behind { server: 1, late: Duration::from_millis(30) });
+    assert_eq!(look.verdict.to_string(), "server 1 is behind with its additions, 30.0 ms a step");
+    assert_eq!(look.ranks[2].late, Some(Duration::ZERO), "what a server is behind is no worker's");
+}
+
+#[test]
+fn what_a_late_worker_has_more_of_than_the_others_explains_it() {
+    let told = |cause, data: [u64; 3], core: [u64; 3]| {
+        let job = Job::new(3, 1);
+        let before = job.reading();
+        // 500 ms in a second.
+        job.passes(&[(1, cause, 100)]);
+        for (rank, worker) in job.workers.iter().enumerate() {
+            WorkerMetrics::add(&worker.data_wait_nanoseconds, data[rank] * 1_000_000);
+            WorkerMetrics::add(&worker.run_delay_nanoseconds, core[rank] * 1_000_000);
+        }
+        match Look::of(Some(&before), &job.at(12, 2)).verdict {
+            Verdict::Late { rank: 1, sign, .. } => sign,
+            verdict => panic!("{verdict}"),
+        }
+    };
+    assert_eq!(told(Cause::Submit, [0, 0, 0], [0, 0, 0]), None);
+    assert_eq!(told(Cause::Submit, [20, 900, 20], [0, 300, 0]), Some(Sign::Data(0.44)));
+    assert_eq!(told(Cause::Submit, [0, 300, 0], [20, 900, 20]), Some(Sign::Core(0.44)));
+    assert_eq!(told(Cause::Submit, [900, 900, 900], [900, 900, 900]), None, "all have it");
+    assert_eq!(told(Cause::Submit, [0, 100, 0], [0, 100, 0]), None, "too little");
+    assert_eq!(told(Cause::Device, [0, 900, 0], [0, 0, 0]), None, "data does not come after the submission");
+    let sentences = [Sign::Data(0.44), Sign::Core(1.25), Sign::Loss(0.0123)].map(|sign| sign.to_string());
+    let expected = [
+        "its training waits for its data loader, 44 % of the time",
+        "its threads wait for a core, 1.2 s in a second",
+        "1.2 % of its packets are lost",
+    ];
+    assert_eq!(sentences, expected);
+}
+
+/// A job whose metrics are counted as its processes count them. Each worker is on a host of its own.
+pub(crate) struct Job {
+    workers: Vec<WorkerMetrics>,
+    servers: Vec<ServerMetrics>,
+}
+
+impl Job {
+    pub(crate) fn new(workers: usize, servers: usize) -> Self {
+        let job = Self {
+            workers: (0..workers).map(|_| WorkerMetrics::default()).collect(),
+            servers: (0..servers).map(|_| ServerMetrics::default()).collect(),
+        };
+        for server in &job.servers {
+            server.late_nanoseconds.show(workers);
+            server.last.show(workers);
+            server.lane_busy_nanoseconds.show(1);
+        }
+        job
+    }
+
+    /// Two seconds of ten rounds on each server, in each of which ranks were missing alone for so many milliseconds.
+    pub(crate) fn passes(&self, late: &[(usize, Cause, u64)]) {
+        for worker in &self.workers {
+            WorkerMetrics::add(&worker.push_bytes, 1 << 30);
+            WorkerMetrics::add(&worker.pull_bytes, 1 << 30);
+            WorkerMetrics::add(&worker.caller_blocked_nanoseconds, 500_000_000);
+            let reading = LinkReading {
+                rtt: Duration::from_micros(210),
+                sent_packets: 400,
+                lost_packets: 1,
+                limited_nanoseconds: [800_000_000, 0, 900_000_000, 0, 0],
+                ..LinkReading::default()
+            };
+            worker.link(ServerId(0)).read(&LinkReading::default(), &reading);
+        }
+        for server in &self.servers {
+            ServerMetrics::add(&server.steps, 10);
+            ServerMetrics::add(&server.received_bytes, 3 << 30);
+            ServerMetrics::add(&server.sent_bytes, 3 << 30);
+            server.lane_busy_nanoseconds.add(0, 1_000_000_000);
+            for _ in 0..10 {
+                server.round_duration_nanoseconds.add(Duration::from_millis(100));
+                for (rank, cause, millis) in late {
+                    server.late_nanoseconds.add(*rank, *cause, Duration::from_millis(*millis));
+                }
+                server.last.add(late.first().map_or(0, |(rank, ..)| *rank), 1);
+            }
+        }
+    }
+
+    /// At the second 0, in step 2.
+    pub(crate) fn reading(&self) -> Reading {
+        self.at_step(2)
+    }
+
+    /// In this step at this second.
+    pub(crate) fn at(&self, step: u64, second: u64) -> Reading {
+        Reading { at: Duration::from_secs(second), ..self.at_step(step) }
+    }
+
+    pub(crate) fn at_step(&self, step: u64) -> Reading {
+        let of = |role: Role, index: usize| Member {
+            process: Process { host: format!("n{index}"), ..Process::new(role, Incarnation(1)) },
+            node: NodeId([0; 32]),
+            index: u32::try_from(index).unwrap(),
+            first_round: Round(0),
+        };
+        let workers = (0..self.workers.len()).map(|index| of(Role::Worker, index));
+        let members: Vec<Member> =
+            workers.chain((0..self.servers.len()).map(|index| of(Role::Server, index))).collect();
+        let status = MemberStatus {
+            health: Health::Alive,
+            silent: Duration::ZERO,
+            progress: Progress { last: Some((TensorKey(1), Round(step))), pending: 3, bytes_in_flight: 4096 },
+            placed_bytes: 1 << 20,
+            placed_parts: 2,
+        };
+        let told = |role: Role, instances: Vec<Instance>| {
+            (0..)
+                .zip(instances)
+                .map(move |(index, instance)| ((role, index), Arc::new(instance)))
+                .collect::<BTreeMap<_, _>>()
+        };
+        let mut all = told(Role::Worker, self.workers.iter().map(|metrics| metrics.instance(0)).collect());
+        all.extend(told(Role::Server, self.servers.iter().map(|metrics| metrics.instance(0)).collect()));
+        Reading {
+            at: Duration::ZERO,
+            status: Status {
+                members: vec![status; members.len()],
+                view: View::plain("night", Epoch { term: 1, number: 3 }, Phase::Running, members),
+                imbalance_milli: 1000,
+                hold: None,
+                waits: Waits::default(),
+            },
+            told: all,
+            told_at: BTreeMap::new(),
+        }
+    }
+}

@@ -1,0 +1,282 @@
+"""Jobs that something slows down, and what is said of them: by `gradlane top`, the page, the report and `gradlane explain`.
+
+    python tests/python/diagnosis.py                        # all experiments (3 minutes), with a table
+    python tests/python/diagnosis.py "a slow link" healthy  # some
+
+Each job has three workers and two servers, over QUIC. The experiments with links run in network namespaces, which need
+root, iproute2 and nftables; the others run on loopback. What is planted is far slower than a step, because the machine may
+be busy with other things too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from processes import Running, clean_environment, free_port, over
+
+ROOT = Path(__file__).parents[2]
+sys.path.append(str(ROOT / "examples"))
+
+from shaped import Machines  # noqa: E402
+
+WORKERS, SERVERS = 3, 2
+VICTIM = 1
+"""The rank or the machine that is slow."""
+SECONDS = 4
+"""For so long a job runs before it is looked at, because everything is compared over time."""
+PATIENCE = 60.0
+GRADLANE = [sys.executable, "-m", "gradlane"]
+LINK, SLOW_LINK = "200mbit", "20mbit"
+
+TRAIN = """
+import json, os, sys, time
+from pathlib import Path
+import gradlane, numpy as np
+from gradlane import timeline
+
+fault, stop, size = json.loads(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
+gradlane.init()
+mine = fault if gradlane.rank() == int(sys.argv[4]) else {}
+if fault.get("device"):
+    sys.path.insert(0, sys.argv[5])
+    from fakecuda import Array
+    make = lambda: Array(np.ones(size, np.float32))
+else:
+    make = lambda: np.ones(size, np.float32)
+tensors = {f"layer{at}.weight": make() for at in range(4)}
+
+def batches():
+    while True:
+        time.sleep(mine.get("data", 0))
+        yield np.ones(1000)
+
+def compute(seconds):
+    end = time.thread_time() + seconds
+    while time.thread_time() < end:
+        pass
+
+for step, batch in enumerate(timeline.data(batches())):
+    compute(0.01)
+    time.sleep(mine.get("sleep", 0))
+    handles = [gradlane.push_pull_async(tensor, name, op=gradlane.Max) for name, tensor in tensors.items()]
+    for handle in handles:
+        handle.wait()
+    ends = np.array([float(stop.exists())], np.float32)
+    gradlane.push_pull(ends, "ends", op=gradlane.Max)
+    os.write(1, f"step {step}\\n".encode())
+    if ends[0]:
+        break
+gradlane.shutdown()
+"""
+"""A worker: computes, maybe sleeps, and reduces four tensors a step, until there is a file that ends it."""
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A cause that is planted, and what is to be said of it."""
+
+    name: str
+    verdict: str
+    """A regular expression of the verdict."""
+    fault: Mapping[str, float] = field(default_factory=dict)
+    """What the victim does, and on which device the tensors are."""
+    elements: int = 50_000
+    """Of each tensor."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Of all processes."""
+    victim_env: Mapping[str, str] = field(default_factory=dict)
+    """Of the worker that is the victim."""
+    server_env: Mapping[str, str] = field(default_factory=dict)
+    """Of the server that is the victim."""
+    links: str | None = None
+    """Whether the machines have links of their own, and what is wrong with that of the victim."""
+    hogs: int = 0
+    """Processes that keep the core busy to which the victim is bound."""
+
+
+EXPERIMENTS = [
+    Experiment("healthy", r"nobody is late"),
+    Experiment("a rank that sleeps before it submits", r"rank 1 late \(submit\) [^:]*$", fault={"sleep": 0.15}),
+    Experiment("a rank with a busy core", r"rank 1 late \(\w+\) .*: its threads wait for a core", hogs=6),
+    Experiment(
+        "a slow copy from a device",
+        r"rank 1 late \(device\)",
+        fault={"device": 1},
+        env={"FAKECUDA_DEVICES": "1"},
+        victim_env={"FAKECUDA_GB_PER_S": "0.004"},
+    ),
+    Experiment("a link of a tenth", r"rank 1 late \(transfer\)", elements=100_000, links="slow"),
+    Experiment("1 % loss", r"rank 1 late \(transfer\) .*: \d+\.\d % of its packets are lost", elements=400_000, links="loss"),
+    Experiment(
+        "a slow sum lane",
+        r"server 1 is behind with its additions",
+        server_env={"GRADLANE_FAILPOINT": "adds:1:slow=20"},
+    ),
+    Experiment(
+        "credit that is too small",
+        r"rank 1 late \(credit\)|workers wait for credit",
+        elements=400_000,
+        env={"GRADLANE_CREDIT_BYTES": "64KiB", "GRADLANE_PARTITION_BYTES": "64KiB"},
+        links="even",
+    ),
+    Experiment(
+        "a data loader that stalls",
+        r"rank 1 late \(submit\) .*: its training waits for its data loader",
+        fault={"data": 0.15},
+    ),
+]
+
+
+@dataclass
+class Said:
+    """The verdicts on a job."""
+
+    top: str
+    page: str
+    report: str
+    explain: str
+
+    def of(self) -> dict[str, str]:
+        return {"top": self.top, "page": self.page, "report": self.report, "explain": self.explain}
+
+
+class Job:
+    """The processes of an experiment."""
+
+    def __init__(self, experiment: Experiment, folder: Path, stack: ExitStack) -> None:
+        self._experiment, self._folder = experiment, folder
+        self._machines = None
+        if experiment.links is not None:
+            self._machines = stack.enter_context(Machines(WORKERS + SERVERS, LINK))
+            if experiment.links == "slow":
+                self._machines.shape(VICTIM, SLOW_LINK)
+            if experiment.links == "loss":
+                for server in range(SERVERS):
+                    self._machines.lose(WORKERS + server, sender=VICTIM, one_of=100)
+        self._stack = stack
+        self.port = free_port()
+        self.env = over("quic") | {
+            "GRADLANE_STATE_DIR": str(folder / "state"),
+            "GRADLANE_DUMP_DIR": str(folder),
+            "GRADLANE_REPORT": str(folder / "report"),
+            **experiment.env,
+        }
+        if experiment.fault.get("device"):
+            from fakecuda import LIBRARY
+
+            self.env["GRADLANE_CUDA_LIB"] = LIBRARY
+        join = {"GRADLANE_JOIN_FILE": str(folder / "join")}
+        host = "127.0.0.1" if self._machines is None else Machines.address(None)
+        roles = ["coordinator", "-n", str(WORKERS), "-s", str(SERVERS), "--bind", f"{host}:{free_port()}"]
+        roles += ["--join-file", str(folder / "join"), "-o", f"metrics_bind=127.0.0.1:{self.port}"]
+        self._coordinator = self._start(None, [*GRADLANE, *roles], {})
+        self._servers = []
+        for index in range(SERVERS):
+            env = join | (experiment.server_env if index == VICTIM else {})
+            command = [*GRADLANE, "server", "-o", f"server_index={index}"]
+            self._servers.append(self._start(WORKERS + index, command, env))
+        self.stop = folder / "stop"
+        arguments = [json.dumps(dict(experiment.fault)), str(self.stop), str(experiment.elements), str(VICTIM)]
+        train = [sys.executable, "-c", TRAIN, *arguments, str(Path(__file__).parent)]
+        self._workers = []
+        for rank in range(WORKERS):
+            is_victim = rank == VICTIM
+            env = join | {"GRADLANE_RANK": str(rank), "GRADLANE_SIZE": str(WORKERS)}
+            env |= experiment.victim_env if is_victim else {}
+            bound = ["taskset", "-c", "0"] if is_victim and experiment.hogs else []
+            self._workers.append(self._start(rank, [*bound, *train], env))
+        for worker in self._workers:
+            worker.line("step 2", timeout=PATIENCE)
+        for _ in range(experiment.hogs):
+            hog = subprocess.Popen(["taskset", "-c", "0", sys.executable, "-c", "while True: pass"])
+            stack.callback(hog.wait)
+            stack.callback(hog.kill)
+
+    def runs(self, seconds: float) -> None:
+        """Waits until the job has run for so long."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            self._workers[0].line("step ", timeout=PATIENCE)
+
+    def said(self) -> Said:
+        """What is said of the job now; ends it."""
+        top = _find(r"^VERDICT (.*)$", self._gradlane("top"))
+        page = self._fetch(f"http://127.0.0.1:{self.port}/")
+        self._gradlane("ctl", "dump")
+        explain = self._gradlane("explain", str(self._folder / "flight"))
+        self.stop.touch()
+        for process in [*self._workers, *self._servers, self._coordinator]:
+            ended = process.end(PATIENCE)
+            assert ended.code == 0, ended
+        [report] = (self._folder / "report").glob("*.json")
+        return Said(top, _find(r"verdict:</?\w*>?\s*([^<]*)", page), json.loads(report.read_text())["verdict"], explain)
+
+    def _start(self, machine: int | None, command: Sequence[str], env: Mapping[str, str]) -> Running:
+        entered = [] if self._machines is None else self._machines.enter(machine)
+        return self._stack.enter_context(Running([*entered, *command], env=self.env | dict(env)))
+
+    def _gradlane(self, *words: str) -> str:
+        entered = [] if self._machines is None else self._machines.enter(None)
+        command = [*entered, *GRADLANE, *words]
+        env = clean_environment() | self.env
+        ended = subprocess.run(command, env=env, capture_output=True, encoding="utf-8", timeout=PATIENCE, check=False)
+        assert ended.returncode == 0, f"{words}: {ended.stdout}{ended.stderr}"
+        return ended.stdout
+
+    def _fetch(self, address: str) -> str:
+        if self._machines is None:
+            with urllib.request.urlopen(address, timeout=PATIENCE) as answer:
+                return answer.read().decode()
+        fetch = "import sys, urllib.request; print(urllib.request.urlopen(sys.argv[1], timeout=30).read().decode())"
+        command = [*self._machines.enter(None), sys.executable, "-c", fetch, address]
+        return subprocess.run(command, capture_output=True, encoding="utf-8", timeout=PATIENCE, check=True).stdout
+
+
+def _find(pattern: str, text: str) -> str:
+    found = re.search(pattern, text, re.MULTILINE)
+    assert found is not None, f"no {pattern!r} in:\n{text}"
+    return found[1].strip()
+
+
+def examine(experiment: Experiment, folder: Path) -> Said:
+    """Runs the job of an experiment, and returns what is said of it."""
+    with ExitStack() as stack:
+        job = Job(experiment, folder, stack)
+        job.runs(SECONDS)
+        return job.said()
+
+
+def wrong(experiment: Experiment, said: Said) -> list[str]:
+    """Who does not say what is to be said."""
+    return [f"{who}: {what}" for who, what in said.of().items() if not re.search(experiment.verdict, what, re.MULTILINE)]
+
+
+def main(names: Sequence[str]) -> int:
+    """Prints a table of the experiments; fails if one of them is not understood."""
+    chosen = [experiment for experiment in EXPERIMENTS if not names or experiment.name in names]
+    failed = 0
+    for experiment in chosen:
+        with tempfile.TemporaryDirectory() as folder:
+            said = examine(experiment, Path(folder))
+        complaints = wrong(experiment, said)
+        failed += bool(complaints)
+        print(f"| {experiment.name} | {said.report} | {'; '.join(complaints) or 'all four'} |", flush=True)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    os.environ.setdefault("PYTHONUTF8", "1")
+    sys.exit(main(sys.argv[1:]))
