@@ -16,6 +16,7 @@ __all__ = [
     "Rows",
     "SavedCheckpoint",
     "Session",
+    "Stacks",
     "__version__",
     "answer_feedback",
     "cli_main",
@@ -157,6 +158,7 @@ class Stacks:
     def close(self) -> None:
         """Ends both; the handler must not write any more."""
 
+@final
 class Session:
     """This process' membership in a job."""
 

@@ -100,7 +100,7 @@ def _unregister() -> None:
 def _is_caught() -> bool:
     """Whether the signal has any handler in this process."""
     try:
-        status = Path("/proc/self/status").read_text()
+        status = Path("/proc/self/status").read_text(encoding="utf-8")
     except OSError:
         return False
     caught = next((line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:")), "0")

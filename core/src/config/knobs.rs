@@ -161,7 +161,7 @@ knobs! {
         state_dir: Optional<Path> = "~/.gradlane";
         /// The directory below which checkpoints are saved and found, shared by the coordinator and all servers; the one in which they run where none is given. Workers name paths below it.
         checkpoint_dir: Optional<Path> = "";
-        /// The directory below which a worker writes what `gradlane ctl dump` asks for, and each member what `gradlane ctl timeline` asks for; the one in which it runs where none is given. If it is given, a worker that fails dumps its flight recorder in the directory `flight` below it.
+        /// The directory below which a worker writes what `gradlane ctl dump` asks for, and each member what `gradlane ctl timeline` asks for; the one in which it runs where none is given. If it is given, a worker that fails dumps its flight recorder in the directory `flight` below it, and a worker in Python does so on SIGUSR1.
         dump_dir: Optional<Path> = "";
         /// How long the certificate of a process is good; renewed at two thirds of it while the process runs. Set it at the coordinator.
         certificate_lifetime: TimeSpan = "24 h" in "2 s" to "720 h";
