@@ -14,7 +14,7 @@ use gradlane_core::wire::frame::{Health, MemberStatus, Progress, Status, Waits};
 use super::compare::{Comparison, Scale, Unit, compare};
 use super::files::{Directory, read};
 use super::making::{Known, Told, settings};
-use super::{Report, Versions};
+use super::{Report, Setting, Versions};
 
 #[test]
 fn a_report_says_who_held_the_job_up_and_has_every_number() {
@@ -154,6 +154,20 @@ fn names_cannot_steer_the_terminal() {
     let page = report.page();
     assert!(page.chars().all(|char| char == '\n' || !char.is_control()), "{page:?}");
     assert_eq!(page.lines().filter(|line| line.starts_with("rank ")).count(), 2, "{page}");
+}
+
+#[test]
+fn a_foreign_report_cannot_steer_the_terminal() {
+    let a = Job::default().report();
+    let mut b = a.clone();
+    b.verdict = "\x1b[2J".to_owned();
+    b.settings.insert("a\x07".to_owned(), Setting { value: "b\n".to_owned(), origin: "c\r".to_owned() });
+    let text = compare(&a, &Report::parse(&b.to_json()).unwrap()).text();
+    assert!(text.contains("setting a\\u{7}: default -> b\\n (c\\r)\n"), "{text}");
+    assert!(text.chars().all(|char| char == '\n' || !char.is_control()), "{text:?}");
+    let newer = Report { schema: 2, versions: Versions { gradlane: "9\n".repeat(100), ..a.versions.clone() }, ..a };
+    let error = Report::parse(&newer.to_json()).unwrap_err();
+    assert!(error.len() < 120 && !error.contains('\n'), "{error}");
 }
 
 #[test]
