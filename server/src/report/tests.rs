@@ -42,15 +42,15 @@ fn what_servers_and_processes_count_besides_is_no_delay_of_a_worker() {
     let report = job.report_with(|told| {
         let server = ServerMetrics::default();
         server.round_duration_nanoseconds.add(Duration::from_millis(2));
-        server.late_nanoseconds.add(1, Cause::Sum, Duration::from_millis(500));
+        server.late_nanoseconds.add(1, Cause::Sum, Duration::from_secs(5));
         told.get_mut(&(Role::Server, 1)).unwrap().last = Arc::new(server.instance(1));
         let worker = told.get_mut(&(Role::Worker, 1)).unwrap();
         let delayed = job.delayed(1, 9_000_000_000);
         (worker.first, worker.last) = (Arc::clone(&delayed), delayed);
     });
-    assert_eq!((report.servers[0].behind_ns, report.servers[1].behind_ns), (0, 500_000_000));
+    assert_eq!((report.servers[0].behind_ns, report.servers[1].behind_ns), (0, 5_000_000_000));
     assert!(report.ranks.iter().all(|rank| rank.late_ns.is_empty()), "{:?}", report.ranks);
-    assert_eq!(report.verdict, "server 1 is behind with its additions, 500 ms a step");
+    assert_eq!(report.verdict, "server 1 is behind with its additions, 50.0 ms a step");
 
     let late = Job::default();
     let before_the_job = late.report_with(|told| {
@@ -442,6 +442,7 @@ impl Job {
         ServerMetrics::add(&metrics.sent_bytes, 8192);
         metrics.late_nanoseconds.show(self.workers as usize);
         metrics.lane_busy_nanoseconds.add(0, whole_ns(self.told_after()) / 2);
+        ServerMetrics::add(&metrics.steps, self.steps);
         for _ in 0..self.steps {
             metrics.round_duration_nanoseconds.add(Duration::from_millis(2));
             metrics.late_nanoseconds.add(1, Cause::Submit, self.late);
