@@ -8,6 +8,7 @@ use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
+use gradlane_core::types::printable;
 use serde::Serialize;
 
 use super::times::Times;
@@ -201,8 +202,9 @@ impl Comparison {
     pub(crate) fn text(&self) -> String {
         let mut text = String::new();
         for Fact { what, a, b } in &self.facts {
-            let shown = |text: &str| if text.is_empty() { "none".to_owned() } else { text.to_owned() };
-            let _ = writeln!(text, "{what}: {} -> {}", shown(a), shown(b));
+            // A report may come from anywhere.
+            let shown = |text: &str| if text.is_empty() { "none".to_owned() } else { printable(text) };
+            let _ = writeln!(text, "{}: {} -> {}", printable(what), shown(a), shown(b));
         }
         if self.facts.is_empty() {
             text.push_str("settings, versions, members and hosts are the same\n");

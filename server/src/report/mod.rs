@@ -22,6 +22,7 @@ pub(crate) mod tests;
 
 use std::collections::BTreeMap;
 
+use gradlane_core::types::printable;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -170,6 +171,7 @@ impl Report {
         match value.get("schema").and_then(Value::as_u64) {
             Some(SCHEMA) => serde_json::from_value(value).map_err(|error| format!("is no whole report: {error}")),
             Some(schema) => {
+                let version: String = printable(version).chars().take(VERSION_CHARS_MAX).collect();
                 Err(format!("has schema {schema}, and this is {SCHEMA}; compare it with Gradlane {version}"))
             }
             None => Err("is no report: it names no schema".to_owned()),
@@ -191,5 +193,7 @@ impl Report {
 pub(crate) const FORM: &str = "gradlane report";
 /// The version of its fields. A reader of another one refuses it.
 pub(crate) const SCHEMA: u64 = 1;
+/// Characters of a version that a file names.
+const VERSION_CHARS_MAX: usize = 40;
 /// A job that loses many members does so for one reason, mostly.
 pub(crate) const LOSSES_MAX: usize = 32;

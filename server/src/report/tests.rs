@@ -14,7 +14,7 @@ use gradlane_core::wire::frame::{Health, MemberStatus, Progress, Status, Waits};
 use super::compare::{Comparison, Scale, Unit, compare};
 use super::files::{Directory, read};
 use super::making::{Known, Told, settings};
-use super::{Report, Versions};
+use super::{Report, Setting, Versions};
 
 #[test]
 fn a_report_says_who_held_the_job_up_and_has_every_number() {
@@ -42,15 +42,15 @@ fn what_servers_and_processes_count_besides_is_no_delay_of_a_worker() {
     let report = job.report_with(|told| {
         let server = ServerMetrics::default();
         server.round_duration_nanoseconds.add(Duration::from_millis(2));
-        server.late_nanoseconds.add(1, Cause::Sum, Duration::from_millis(500));
+        server.late_nanoseconds.add(1, Cause::Sum, Duration::from_secs(5));
         told.get_mut(&(Role::Server, 1)).unwrap().last = Arc::new(server.instance(1));
         let worker = told.get_mut(&(Role::Worker, 1)).unwrap();
         let delayed = job.delayed(1, 9_000_000_000);
         (worker.first, worker.last) = (Arc::clone(&delayed), delayed);
     });
-    assert_eq!((report.servers[0].behind_ns, report.servers[1].behind_ns), (0, 500_000_000));
+    assert_eq!((report.servers[0].behind_ns, report.servers[1].behind_ns), (0, 5_000_000_000));
     assert!(report.ranks.iter().all(|rank| rank.late_ns.is_empty()), "{:?}", report.ranks);
-    assert_eq!(report.verdict, "server 1 is behind with its additions, 500 ms a step");
+    assert_eq!(report.verdict, "server 1 is behind with its additions, 50.0 ms a step");
 
     let late = Job::default();
     let before_the_job = late.report_with(|told| {
@@ -154,6 +154,20 @@ fn names_cannot_steer_the_terminal() {
     let page = report.page();
     assert!(page.chars().all(|char| char == '\n' || !char.is_control()), "{page:?}");
     assert_eq!(page.lines().filter(|line| line.starts_with("rank ")).count(), 2, "{page}");
+}
+
+#[test]
+fn a_foreign_report_cannot_steer_the_terminal() {
+    let a = Job::default().report();
+    let mut b = a.clone();
+    b.verdict = "\x1b[2J".to_owned();
+    b.settings.insert("a\x07".to_owned(), Setting { value: "b\n".to_owned(), origin: "c\r".to_owned() });
+    let text = compare(&a, &Report::parse(&b.to_json()).unwrap()).text();
+    assert!(text.contains("setting a\\u{7}: default -> b\\n (c\\r)\n"), "{text}");
+    assert!(text.chars().all(|char| char == '\n' || !char.is_control()), "{text:?}");
+    let newer = Report { schema: 2, versions: Versions { gradlane: "9\n".repeat(100), ..a.versions.clone() }, ..a };
+    let error = Report::parse(&newer.to_json()).unwrap_err();
+    assert!(error.len() < 120 && !error.contains('\n'), "{error}");
 }
 
 #[test]
@@ -428,6 +442,7 @@ impl Job {
         ServerMetrics::add(&metrics.sent_bytes, 8192);
         metrics.late_nanoseconds.show(self.workers as usize);
         metrics.lane_busy_nanoseconds.add(0, whole_ns(self.told_after()) / 2);
+        ServerMetrics::add(&metrics.steps, self.steps);
         for _ in 0..self.steps {
             metrics.round_duration_nanoseconds.add(Duration::from_millis(2));
             metrics.late_nanoseconds.add(1, Cause::Submit, self.late);
