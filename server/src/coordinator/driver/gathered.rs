@@ -265,7 +265,6 @@ mod tests {
     use std::collections::BTreeSet;
 
     use gradlane_core::types::{Epoch, Phase, View};
-    use gradlane_core::wire::frame::Waits;
 
     use super::*;
 
@@ -363,7 +362,7 @@ mod tests {
 
     fn status() -> Status {
         let (view, members) = (View::plain("night", Epoch { term: 1, number: 1 }, Phase::Running, vec![]), vec![]);
-        Status { view, members, imbalance_milli: 1_000, hold: None, waits: Waits::default() }
+        Status { view, members, imbalance_milli: 1_000, hold: None, waits: Box::default() }
     }
 
     /// A worker that has worked for so many seconds.
