@@ -400,7 +400,7 @@ pub struct Status {
     /// If the workers stand behind a step until others have come.
     pub hold: Option<Hold>,
     /// The tensors that wait.
-    pub waits: Waits,
+    pub waits: Box<Waits>,
 }
 
 /// A round of a part for which some workers have come, and others are missing.

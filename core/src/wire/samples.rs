@@ -157,7 +157,7 @@ pub fn frames() -> Vec<Frame> {
             }],
             imbalance_milli: 1250,
             hold: Some(hold()),
-            waits: Waits {
+            waits: Box::new(Waits {
                 tensors: vec![WaitingTensor {
                     tensor: "w".to_owned(),
                     told_by: "server 1".to_owned(),
@@ -165,7 +165,7 @@ pub fn frames() -> Vec<Frame> {
                     waiting: stall().into(),
                 }],
                 unheard: Names { listed: vec!["server 0".to_owned()], more: 1 },
-            },
+            }),
         }),
         Frame::Forming(Forming {
             speaks: true,

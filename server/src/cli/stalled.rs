@@ -127,6 +127,7 @@ mod tests {
 
     fn answer(waits: Waits) -> Answer {
         let view = View::plain("night", Epoch { term: 1, number: 3 }, Phase::Running, Vec::new());
+        let waits = Box::new(waits);
         Answer::of_nobody(Ok(Status { view, members: Vec::new(), imbalance_milli: 1_000, hold: None, waits }))
     }
 

@@ -303,7 +303,7 @@ mod tests {
         Address, Epoch, Incarnation, JoinString, Member, NodeId, Round, Scheme, TensorKey, View,
     };
     use gradlane_core::wire::frame::Health;
-    use gradlane_core::wire::frame::{MemberStatus, Names, Progress, Waits};
+    use gradlane_core::wire::frame::{MemberStatus, Names, Progress};
 
     use super::*;
 
@@ -435,7 +435,7 @@ mod tests {
             members: vec![health, loaded],
             imbalance_milli: 1500,
             hold: None,
-            waits: Waits::default(),
+            waits: Box::default(),
         }
     }
 }

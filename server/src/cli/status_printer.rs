@@ -82,8 +82,6 @@ const MISSING_NAMED: usize = 4;
 mod tests {
     use gradlane_core::types::{Epoch, Incarnation, Member, NodeId, Process, Round, View};
 
-    use gradlane_core::wire::frame::Waits;
-
     use super::*;
 
     #[test]
@@ -98,7 +96,7 @@ mod tests {
             view: View::plain("night", Epoch { term: 1, number: 1 }, phase, members),
             members: Vec::new(),
             imbalance_milli: 0,
-            waits: Waits::default(),
+            waits: Box::default(),
             hold: None,
         };
         let some = || vec![member(Role::Worker, 0), member(Role::Worker, 2), member(Role::Server, 0)];

@@ -194,7 +194,7 @@ impl Coordinator {
     /// The membership, the health of each member, and the loads of the servers.
     pub fn status(&self, now: Time) -> Status {
         let view = self.view_of(|_| true);
-        let waits = self.waits.shown(now, &self.roster, self.registry.as_ref());
+        let waits = Box::new(self.waits.shown(now, &self.roster, self.registry.as_ref()));
         Status { waits, ..questions::status(now, view, &self.roster, self.registry.as_ref(), self.hold(now)) }
     }
 

@@ -2,7 +2,7 @@
 
 use gradlane_core::error::{Error, Result};
 use gradlane_core::types::{Member, Role, Time, View, WorkerId};
-use gradlane_core::wire::frame::{Forming, Health, Hold, MemberStatus, Names, Status, Waits};
+use gradlane_core::wire::frame::{Forming, Health, Hold, MemberStatus, Names, Status};
 
 use super::registry::Registry;
 use super::roster::{Identity, Roster, Seat};
@@ -110,5 +110,5 @@ pub(super) fn status(
     };
     let members = roster.in_order().into_iter().map(member).collect();
     let imbalance = placement.map_or(1.0, |placement| placement.imbalance());
-    Status { view, members, imbalance_milli: (imbalance * 1000.0).round() as u64, hold, waits: Waits::default() }
+    Status { view, members, imbalance_milli: (imbalance * 1000.0).round() as u64, hold, waits: Box::default() }
 }

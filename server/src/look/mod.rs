@@ -158,7 +158,7 @@ impl Look {
             hosts: of_role(Role::Server)
                 .map(|(member, status)| server_line(member, status, now, since.as_ref()))
                 .collect(),
-            waits: now.status.waits.clone(),
+            waits: (*now.status.waits).clone(),
         }
     }
 }

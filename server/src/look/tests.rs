@@ -2,7 +2,7 @@
 
 use gradlane_core::metrics::{LinkReading, ServerMetrics, WorkerMetrics};
 use gradlane_core::types::{Epoch, Incarnation, NodeId, Phase, Process, Round, ServerId, TensorKey, View};
-use gradlane_core::wire::frame::{Progress, Waits};
+use gradlane_core::wire::frame::Progress;
 
 use super::verdict::Sign;
 use super::*;
@@ -183,7 +183,7 @@ impl Job {
                 view: View::plain("night", Epoch { term: 1, number: 3 }, Phase::Running, members),
                 imbalance_milli: 1000,
                 hold: None,
-                waits: Waits::default(),
+                waits: Box::default(),
             },
             told: all,
             told_at: BTreeMap::new(),

@@ -9,7 +9,7 @@ use gradlane_core::metrics::{Instance, ServerMetrics, Value, WorkerMetrics};
 use gradlane_core::types::{
     Cause, Epoch, Incarnation, Member, NodeId, Phase, Process, Role, Round, Time, View, whole_ns,
 };
-use gradlane_core::wire::frame::{Health, MemberStatus, Progress, Status, Waits};
+use gradlane_core::wire::frame::{Health, MemberStatus, Progress, Status};
 
 use super::compare::{Comparison, Scale, Unit, compare};
 use super::files::{Directory, read};
@@ -480,7 +480,7 @@ impl Job {
             },
             imbalance_milli: 1000,
             hold: None,
-            waits: Waits::default(),
+            waits: Box::default(),
         }
     }
 }

@@ -18,7 +18,7 @@ use crate::transport::contract::{self, Due, SOON, Server, Worker, World, connect
 use crate::transport::{Inbox, Incoming, Listener, Peer, Transport};
 use crate::types::{Epoch, ExchangeId, LinkId, NodeId, Phase, Role, Scheme, Time, View};
 use crate::wire::Frame;
-use crate::wire::frame::{AckTimes, Progress, Status, Waits};
+use crate::wire::frame::{AckTimes, Progress, Status};
 
 mod flood;
 mod site;
@@ -631,7 +631,7 @@ fn dial(coordinator: &Coordinator, credentials: &Credentials) -> (ControlLink, D
 
 fn status() -> Status {
     let view = View::plain("resnet", Epoch::default(), Phase::Forming, Vec::new());
-    Status { view, members: Vec::new(), imbalance_milli: 1_000, hold: None, waits: Waits::default() }
+    Status { view, members: Vec::new(), imbalance_milli: 1_000, hold: None, waits: Box::default() }
 }
 
 fn heartbeat(at: u64) -> Frame {

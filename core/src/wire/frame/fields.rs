@@ -325,7 +325,7 @@ impl Field for Status {
             members,
             imbalance_milli: reader.u64("imbalance")?,
             hold: reader.option("hold", Hold::read)?,
-            waits: Waits::read(reader)?,
+            waits: Box::new(Waits::read(reader)?),
         })
     }
 }

@@ -97,16 +97,15 @@ impl Gathered {
     /// These members are there. What others have told is forgotten. Nothing is done if the job is as it was.
     pub(super) fn follow(&self, census: &Census, present: impl Iterator<Item = (Role, u32)>) {
         let mut members = self.lock();
-        let census = Some(Census { connections: 0, suspect: 0, ..*census });
-        if members.census != census {
-            let there = |census: &Option<Census>| census.map_or(0, |census| census.workers + census.servers);
+        let census = Census { connections: 0, suspect: 0, ..*census };
+        if members.census != Some(census) {
+            let Census { workers, servers, life, .. } = census;
+            let before = members.census.map_or(0, |before| before.workers + before.servers);
             // That the job is complete is an event of its own.
-            let forms = census.is_some_and(|census| census.life == Life::Forming);
-            if forms && there(&members.census) < there(&census) {
-                let Census { workers, servers, .. } = census.expect("just made");
+            if life == Life::Forming && before < workers + servers {
                 members.happened.count(self.clock.now(), format!("{workers} workers and {servers} servers"));
             }
-            members.census = census;
+            members.census = Some(census);
             let mut before = std::mem::take(&mut members.told);
             members.told.extend(present.map(|member| (member, before.remove(&member).flatten())));
         }
@@ -265,7 +264,6 @@ mod tests {
     use std::collections::BTreeSet;
 
     use gradlane_core::types::{Epoch, Phase, View};
-    use gradlane_core::wire::frame::Waits;
 
     use super::*;
 
@@ -363,7 +361,7 @@ mod tests {
 
     fn status() -> Status {
         let (view, members) = (View::plain("night", Epoch { term: 1, number: 1 }, Phase::Running, vec![]), vec![]);
-        Status { view, members, imbalance_milli: 1_000, hold: None, waits: Waits::default() }
+        Status { view, members, imbalance_milli: 1_000, hold: None, waits: Box::default() }
     }
 
     /// A worker that has worked for so many seconds.

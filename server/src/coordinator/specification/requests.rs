@@ -247,7 +247,7 @@ fn a_stall_is_told_to_the_workers_with_what_the_missing_did_last() {
 fn the_status_shows_which_tensors_wait_for_whom_and_which_servers_have_not_told() {
     let mut job = formed(3);
     job.frame(0, declare(1, &[10]));
-    let waits = |job: &Job| job.coordinator.status(job.now).waits;
+    let waits = |job: &Job| *job.coordinator.status(job.now).waits;
     assert_eq!(waits(&job).unheard.listed, ["server 0"]);
     let waiting = |waited| Waiting { waited, ..a_stall().into() };
     job.frame(SERVER, Frame::Waits(vec![waiting(SECOND), waiting(2 * SECOND)]));
