@@ -9,6 +9,7 @@ use pyo3::prelude::*;
 mod batch;
 mod checkpoint;
 mod copies;
+mod data_wait;
 mod embedded;
 mod errors;
 mod feedback;
@@ -44,6 +45,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(feedback::answer_feedback, module)?)?;
     module.add_function(wrap_pyfunction!(feedback::set_answer_feedback, module)?)?;
     errors::register(module)?;
+    data_wait::register(module)?;
     metrics::register(module)?;
     reduction::register(module)?;
     checkpoint::register(module)?;

@@ -1,15 +1,10 @@
 //! Metrics for Python.
 
-use std::time::Duration;
-
 use gradlane_core::metrics::{Instance, METRICS};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use crate::session::Session;
-
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    module.add_function(wrap_pyfunction!(count_data_wait, module)?)?;
     module.add_function(wrap_pyfunction!(metrics_table, module)?)
 }
 
@@ -20,14 +15,6 @@ pub(crate) fn values<'py>(py: Python<'py>, instance: &Instance) -> PyResult<Boun
         values.set_item(name, value)?;
     }
     Ok(values)
-}
-
-/// The training of a session has waited for its data for so many nanoseconds. Does nothing in a forked child.
-#[pyfunction]
-fn count_data_wait(session: &Session, nanoseconds: u64) {
-    if let Some(parts) = session.0.find() {
-        parts.inner.count_data_wait(Duration::from_nanos(nanoseconds));
-    }
 }
 
 /// The table of metrics, one dictionary per row.

@@ -17,7 +17,7 @@ use gradlane_core::runtime::{JobClock, process};
 use gradlane_core::transport::router::Router;
 use gradlane_core::types::{
     CheckpointAsk, Checkpointed, HostPlace, Participants, Role, StoreAnswer, StoreAsk, TensorSpec, Tick, Ticked,
-    WorkerId, WorkerSet, WorkersKey, whole_ns,
+    WorkerId, WorkerSet, WorkersKey,
 };
 use gradlane_core::{Error, Result};
 use gradlane_server::launch::entering::Found;
@@ -99,15 +99,8 @@ impl Session {
             join_timeout: patience,
             ..process::member(Role::Worker, &config)
         };
-        let options = EngineOptions {
-            config,
-            member,
-            coordinator,
-            credentials,
-            transport: Arc::new(transport),
-            copies,
-            device: Some(devices),
-        };
+        let (transport, device) = (Arc::new(transport), Some(devices));
+        let options = EngineOptions { config, member, coordinator, credentials, transport, copies, device };
         let engine = Engine::start_shown(options, exporter.as_ref())?;
         engine.change_log_by(gradlane_server::log::change);
         Ok(Self { entrance: Some(entrance), ..Self::at(engine) })
@@ -381,12 +374,12 @@ impl Session {
 
     /// The metrics of this worker. In a job of one nothing is sent, so all of them are 0.
     pub fn metrics(&self) -> Instance {
-        self.place.metrics().instance(self.rank())
+        self.counters().instance(self.rank())
     }
 
-    /// The training has waited for its data for so long.
-    pub fn count_data_wait(&self, waited: Duration) {
-        WorkerMetrics::add(&self.place.metrics().data_wait_nanoseconds, whole_ns(waited));
+    /// Where they are counted.
+    pub fn counters(&self) -> &WorkerMetrics {
+        self.place.metrics()
     }
 
     /// The parts of every declared tensor, one a line.

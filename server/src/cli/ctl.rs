@@ -201,7 +201,7 @@ impl Order {
                     Some(rank) => vec![Recipient::Worker(WorkerId(rank))],
                     None => {
                         let status = operator.status(timeout)?;
-                        recorders::all(&status)
+                        with_recorders(&status)
                     }
                 };
                 return recorders::dump(&mut operator, workers, directory, timeout, json);
@@ -287,6 +287,12 @@ pub(super) fn members(status: &Status) -> impl Iterator<Item = Recipient> + '_ {
         (Health::Alive | Health::Suspect, Role::Coordinator | Role::Observer | Role::Admin) => None,
         (Health::Dead | Health::Left, _) => None,
     })
+}
+
+/// The members that write a dump: all workers, and the coordinator its report of the job.
+pub(super) fn with_recorders(status: &Status) -> Vec<Recipient> {
+    let workers = members(status).filter(|member| matches!(member, Recipient::Worker(_)));
+    workers.chain([Recipient::Coordinator]).collect()
 }
 
 fn as_text(recipient: Recipient, command: &ControlCommand, answer: &ControlAnswer) -> String {

@@ -4,20 +4,12 @@ use std::time::Duration;
 
 use gradlane_core::runtime::Operator;
 use gradlane_core::types::{ControlAnswer, ControlCommand, Recipient};
-use gradlane_core::wire::frame::Status;
 use gradlane_core::{Error, Result};
 use serde_json::json;
 
-use super::ctl::members;
 use super::order_all::order_all;
 use super::screen::say;
 use crate::exit;
-
-/// Who writes if nobody is named: all workers, and the coordinator its report of the job.
-pub(super) fn all(status: &Status) -> Vec<Recipient> {
-    let workers = members(status).filter(|member| matches!(member, Recipient::Worker(_)));
-    workers.chain([Recipient::Coordinator]).collect()
-}
 
 /// These members write at the same time, to `directory` below `dump_dir` of each. Those that do not answer are named on standard error.
 ///

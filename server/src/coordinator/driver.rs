@@ -6,7 +6,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use crossbeam_channel::{RecvTimeoutError, Sender, unbounded};
@@ -19,7 +19,7 @@ use gradlane_core::runtime::exporter::{Exporter, Exposure};
 use gradlane_core::runtime::{Clock, Heard, Inputs, process};
 use gradlane_core::transport::quic::Settings;
 use gradlane_core::transport::quic::control::{ControlIncoming, ControlListener, Newcomers, Waiting};
-use gradlane_core::types::{JoinString, LinkId, Phase, Role, Time, WorkersKey};
+use gradlane_core::types::{ControlAnswer, JoinString, LinkId, Phase, Role, Time, WorkersKey};
 use gradlane_core::wire::frame::{Frame, Status};
 use gradlane_core::{Error, Result};
 
@@ -27,6 +27,7 @@ use super::{Command, Coordinator, CoordinatorConfig, Event, Found};
 
 mod deaths;
 mod disk;
+mod end;
 mod gathered;
 mod happened;
 pub(crate) mod journal;
@@ -40,6 +41,7 @@ mod telling;
 pub(crate) mod term;
 
 use disk::Files;
+use end::End;
 use journal::{Journal, kept};
 use probe::Probe;
 use questions::Questions;
@@ -56,13 +58,6 @@ pub struct CoordinatorNode {
     probe: Arc<Probe>,
     /// While an exporter of this process shows it.
     exposure: Mutex<Option<Exposure>>,
-}
-
-/// How the job ended; empty while it lives.
-#[derive(Default)]
-struct End {
-    outcome: Mutex<Option<Result<()>>>,
-    ended: Condvar,
 }
 
 enum Input {
@@ -224,15 +219,7 @@ impl CoordinatorNode {
     /// # Errors
     /// Why the job failed; [`Error::Timeout`] if it still runs.
     pub fn wait(&self, patience: Option<Duration>) -> Result<()> {
-        let guard = self.end.outcome.lock().expect(LOCK);
-        let running = |outcome: &mut Option<Result<()>>| outcome.is_none();
-        let guard = match patience {
-            None => self.end.ended.wait_while(guard, running).expect(LOCK),
-            Some(patience) => self.end.ended.wait_timeout_while(guard, patience, running).expect(LOCK).0,
-        };
-        guard.clone().unwrap_or_else(|| {
-            Err(Error::Timeout { what: "waiting for the job to end".to_owned(), waited: patience.unwrap_or_default() })
-        })
+        self.end.wait(patience)
     }
 
     /// Shows it at this exporter until it is stopped.
@@ -268,8 +255,6 @@ const ANSWERING: Duration = Duration::from_secs(30);
 
 /// Longer than the coordinator's thread takes to end. One that is stuck is left behind, with a warning.
 const STOPPING: Duration = Duration::from_secs(10);
-
-const LOCK: &str = "nobody panics while holding it";
 
 struct Driver {
     machine: Coordinator,
@@ -433,6 +418,22 @@ impl Driver {
         self.journal.iter_mut().for_each(Journal::sync);
     }
 
+    /// Writes the report of a job that has ended, if that is wanted and was not done.
+    fn report(&mut self) {
+        let now = self.now();
+        self.reporting.end(now, || self.machine.status(now));
+    }
+
+    /// Writes a report of the job so far, in a directory below `dump_dir`.
+    ///
+    /// # Errors
+    /// As [`Reporting::so_far`].
+    fn report_so_far(&self, directory: String) -> Result<ControlAnswer> {
+        let now = self.now();
+        let path = self.reporting.so_far(now, self.machine.status(now), directory)?;
+        Ok(ControlAnswer::Dumped { files: vec![path.display().to_string()] })
+    }
+
     /// Carries out all commands of the machine; returns whether the job has ended.
     fn drain(&mut self) -> bool {
         // First, so that nobody enrols who has heard that the job formed.
@@ -463,7 +464,7 @@ impl Driver {
                 Command::Journal(record) => self.journal.iter_mut().for_each(|journal| journal.add(&record)),
                 Command::Disk(disk) => self.files.begin(disk),
                 Command::Obey { number, command } => {
-                    let outcome = obeying::obey(self, command);
+                    let outcome = obeying::obey(&self.probe, command, |directory| self.report_so_far(directory));
                     self.machine.handle_obeyed_here(number, outcome);
                 }
                 Command::Event(Event::Finished(outcome)) => {
@@ -476,7 +477,11 @@ impl Driver {
                     ended = true;
                     self.end.set(outcome);
                 }
-                Command::Event(event) => self.note(&event),
+                Command::Event(event) => {
+                    self.probe.count(&event);
+                    self.reporting.note(self.now(), &event);
+                    log::event(&event);
+                }
             }
         }
         if !std::mem::take(&mut self.is_counted) {
@@ -487,12 +492,5 @@ impl Driver {
             self.listener.handled(waiting);
         }
         ended
-    }
-}
-
-impl End {
-    fn set(&self, outcome: Result<()>) {
-        self.outcome.lock().expect(LOCK).get_or_insert(outcome);
-        self.ended.notify_all();
     }
 }

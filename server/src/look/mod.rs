@@ -3,6 +3,7 @@
 //! | file | does |
 //! |---|---|
 //! | `links` | what holds the links of a worker |
+//! | `reading` | a job at one time |
 //! | `since` | what changed between two readings |
 //! | `verdict` | who holds the job up, and why |
 //! | `words` | tells people |
@@ -14,47 +15,22 @@ pub(crate) mod page;
 pub(crate) mod words;
 
 mod links;
+mod reading;
 mod since;
 #[cfg(test)]
 pub(crate) mod tests;
 mod verdict;
 
-use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::time::Duration;
 
-use gradlane_core::metrics::Instance;
 use gradlane_core::types::{Cause, LinkLimit, Member, Role, printable};
-use gradlane_core::wire::frame::{Health, MemberStatus, Status, Waits};
+use gradlane_core::wire::frame::{Health, MemberStatus, Waits};
 
 use self::links::Links;
+pub(crate) use self::reading::{Reading, highest_step};
 use self::since::{NANOSECONDS, Since};
 pub(crate) use self::verdict::Verdict;
 use self::verdict::{Lateness, verdict};
-
-/// A job at one time.
-#[derive(Clone, Debug)]
-pub(crate) struct Reading {
-    /// When, by the clock of this process.
-    pub(crate) at: Duration,
-    /// The members, as the coordinator sees them.
-    pub(crate) status: Status,
-    /// The metrics of the members that answered.
-    pub(crate) told: BTreeMap<(Role, u32), Arc<Instance>>,
-    /// When they told them, where that is not [`at`](Self::at).
-    pub(crate) told_at: BTreeMap<(Role, u32), Duration>,
-}
-
-impl Reading {
-    /// The highest round of a worker.
-    pub(crate) fn step(&self) -> Option<u64> {
-        highest_step(&self.status)
-    }
-
-    fn told_at(&self, member: (Role, u32)) -> Duration {
-        self.told_at.get(&member).copied().unwrap_or(self.at)
-    }
-}
 
 /// What the screen shows.
 #[derive(Clone, PartialEq, Debug)]
@@ -214,11 +190,4 @@ fn key(member: &Member) -> (Role, u32) {
 
 fn is_there(status: &MemberStatus) -> bool {
     matches!(status.health, Health::Alive | Health::Suspect)
-}
-
-/// The highest round of a worker.
-pub(crate) fn highest_step(status: &Status) -> Option<u64> {
-    let members = status.view.members.iter().zip(&status.members);
-    let workers = members.filter(|(member, _)| member.process.role == Role::Worker);
-    workers.filter_map(|(_, status)| status.progress.last.map(|(_, round)| round.0)).max()
 }

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use gradlane_core::types::Role;
 
-use super::Reading;
 use super::links::Links;
+use super::reading::Reading;
 
 /// Two readings, and the time between them.
 pub(super) struct Since<'a> {

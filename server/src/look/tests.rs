@@ -1,6 +1,9 @@
 //! What two readings of a job say.
 
-use gradlane_core::metrics::{LinkReading, ServerMetrics, WorkerMetrics};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use gradlane_core::metrics::{Instance, LinkReading, ServerMetrics, WorkerMetrics};
 use gradlane_core::types::{Epoch, Incarnation, NodeId, Phase, Process, Round, ServerId, TensorKey, View};
 use gradlane_core::wire::frame::Progress;
 

@@ -15,7 +15,7 @@ struct Queue {
     bound: &'static str,
 }
 
-const QUEUES: [Queue; 63] = [
+const QUEUES: [Queue; 64] = [
     // Of the control links.
     queue(
         "core/src/transport/quic/control/frames.rs",

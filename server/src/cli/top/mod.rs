@@ -111,8 +111,12 @@ struct Asker {
 impl Asker {
     /// Has all workers write what their flight recorders have. Returns where, or why not.
     fn dump(&mut self, now: &Reading) -> String {
-        match recorders::written(&mut self.operator, recorders::all(&now.status), FLIGHT_DIRECTORY.to_owned(), PATIENCE)
-        {
+        match recorders::written(
+            &mut self.operator,
+            ctl::with_recorders(&now.status),
+            FLIGHT_DIRECTORY.to_owned(),
+            PATIENCE,
+        ) {
             Ok(told) => told.in_short(),
             Err(error) => error.to_string(),
         }

@@ -4,17 +4,21 @@ use gradlane_core::Result;
 use gradlane_core::runtime::exporter::stats;
 use gradlane_core::types::{ControlAnswer, ControlCommand};
 
-use super::Driver;
+use super::probe::Probe;
 use crate::log;
 
-/// Obeys a command.
+/// Obeys a command. `report` writes a report of the job in a directory.
 ///
 /// # Errors
 /// Why it cannot.
-pub(super) fn obey(driver: &Driver, command: ControlCommand) -> Result<ControlAnswer> {
+pub(super) fn obey(
+    probe: &Probe,
+    command: ControlCommand,
+    report: impl FnOnce(String) -> Result<ControlAnswer>,
+) -> Result<ControlAnswer> {
     match command {
-        ControlCommand::DumpRecorder { directory } => driver.report_so_far(&directory),
-        ControlCommand::Stats => stats(&*driver.probe),
+        ControlCommand::DumpRecorder { directory } => report(directory),
+        ControlCommand::Stats => stats(probe),
         ControlCommand::Log { filter } => log::change(&filter).map(|()| ControlAnswer::Done),
         ControlCommand::Drain
         | ControlCommand::Save { .. }

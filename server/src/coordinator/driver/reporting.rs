@@ -10,11 +10,10 @@ use crossbeam_channel::{RecvTimeoutError, bounded};
 use gradlane_core::config::Config;
 use gradlane_core::local::{OwnThread, confined};
 use gradlane_core::metrics::Instance;
-use gradlane_core::types::{ControlAnswer, Role, Stats, Time};
+use gradlane_core::types::{Role, Stats, Time};
 use gradlane_core::wire::frame::Status;
 use gradlane_core::{Error, Result};
 
-use super::{Driver, log};
 use crate::coordinator::Event;
 use crate::report::Report;
 use crate::report::files::Directory;
@@ -77,7 +76,7 @@ impl Reporting {
     }
 
     /// Something has happened to the job.
-    fn note(&mut self, now: Time, event: &Event) {
+    pub(super) fn note(&mut self, now: Time, event: &Event) {
         let Some(course) = &mut self.course else { return };
         if let Event::Formed { .. } = event {
             course.formed = Some(now);
@@ -89,13 +88,26 @@ impl Reporting {
         }
     }
 
-    /// The job has ended: writes its report, once. That it cannot costs a warning, and a disk that hangs costs [`WRITING`].
-    fn end(&mut self, now: Time, status: Status) {
+    /// The job has ended: writes its report, once, if that is wanted. That it cannot costs a warning, and a disk that hangs costs [`WRITING`].
+    pub(super) fn end(&mut self, now: Time, status: impl FnOnce() -> Status) {
         let (Some(course), Some(directory)) = (self.course.take(), self.directory.clone()) else { return };
-        match self.write(WRITING, course, (now, status), || Ok(directory)) {
+        match self.write(WRITING, course, (now, status()), || Ok(directory)) {
             Ok(path) => tracing::info!(path = %path.display(), "the report of the job"),
             Err(error) => tracing::warn!(%error, "the report of the job is missing"),
         }
+    }
+
+    /// Writes a report of the job so far, in a directory below `dump_dir`, and returns its path.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for a directory that is not below it; [`Error::Io`]; [`Error::Timeout`] if the disk hangs.
+    pub(super) fn so_far(&self, now: Time, status: Status, directory: String) -> Result<PathBuf> {
+        let Some(course) = self.course.clone() else {
+            return Err(Error::Internal { what: "a job that runs has no course".to_owned() });
+        };
+        let dump_dir = self.dump_dir.clone();
+        let place = move || Directory::open(&confined::below_dump_dir(dump_dir.as_deref(), &directory)?);
+        self.write(WRITING_SO_FAR, course, (now, status), place)
     }
 
     /// Makes a report of a job that has this status now, and writes it. It does so in a thread, because a job may be large and a disk may hang, and
@@ -130,38 +142,6 @@ impl Reporting {
             RecvTimeoutError::Disconnected => Error::Internal { what: "the thread of a report panicked".to_owned() },
         };
         written.recv_timeout(patience).map_err(failed)?
-    }
-}
-
-impl Driver {
-    /// An event in the life of the job.
-    pub(super) fn note(&mut self, event: &Event) {
-        self.probe.count(event);
-        self.reporting.note(self.now(), event);
-        log::event(event);
-    }
-
-    /// Writes a report of the job so far, in a directory below `dump_dir`.
-    ///
-    /// # Errors
-    /// [`Error::InvalidArgument`] for a directory that is not below it; [`Error::Io`]; [`Error::Timeout`] if the disk hangs.
-    pub(super) fn report_so_far(&self, directory: &str) -> Result<ControlAnswer> {
-        let (now, reporting) = (self.now(), &self.reporting);
-        let Some(course) = &reporting.course else {
-            return Err(Error::Internal { what: "a job that runs has no course".to_owned() });
-        };
-        let (dump_dir, directory) = (reporting.dump_dir.clone(), directory.to_owned());
-        let place = move || Directory::open(&confined::below_dump_dir(dump_dir.as_deref(), &directory)?);
-        let path = reporting.write(WRITING_SO_FAR, course.clone(), (now, self.machine.status(now)), place)?;
-        Ok(ControlAnswer::Dumped { files: vec![path.display().to_string()] })
-    }
-
-    /// Writes the report of a job that has ended, if that is wanted and was not done.
-    pub(super) fn report(&mut self) {
-        let now = self.now();
-        if self.reporting.directory.is_some() && self.reporting.course.is_some() {
-            self.reporting.end(now, self.machine.status(now));
-        }
     }
 }
 

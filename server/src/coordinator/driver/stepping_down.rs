@@ -5,7 +5,7 @@ use std::time::Duration;
 use gradlane_core::Error;
 use gradlane_core::types::Phase;
 
-use super::{CoordinatorNode, Driver, Input, LOCK, STOPPING};
+use super::{CoordinatorNode, Driver, Input, STOPPING};
 
 impl CoordinatorNode {
     /// Stops without an end of the job. The next coordinator needs all that is in the state directory. Returns whether the job was left to
@@ -13,7 +13,7 @@ impl CoordinatorNode {
     pub fn step_down(&self) -> bool {
         let _ = self.inputs.send(Input::Stop(None));
         self.thread.join(STOPPING);
-        self.end.outcome.lock().expect(LOCK).as_ref().is_some_and(|outcome| *outcome == Err(cause()))
+        self.end.outcome() == Some(Err(cause()))
     }
 }
 
