@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use gradlane_core::metrics::{Instance, LinkReading, ServerMetrics, WorkerMetrics};
 use gradlane_core::types::{Epoch, Incarnation, NodeId, Phase, Process, Round, ServerId, TensorKey, View};
-use gradlane_core::wire::frame::Progress;
+use gradlane_core::wire::frame::{Progress, Status};
 
 use super::verdict::Sign;
 use super::*;
