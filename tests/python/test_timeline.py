@@ -72,6 +72,32 @@ gradlane.shutdown()
 
 
 @pytest.mark.workers(2)
+def test_waits_for_data_are_counted_and_shown(tmp_path):
+    path = gradlane.start_timeline(tmp_path / "data.json")
+    before = gradlane.metrics()["data_wait_nanoseconds"]
+    batches = timeline.data([[1, 2], [3]])
+    assert len(batches) == 2
+    for _ in range(2):
+        assert list(batches) == [[1, 2], [3]]
+    gradlane.stop_timeline()
+    waits = [span for span in spans(path) if span["name"] == "data"]
+    assert len(waits) == 4
+    counted = gradlane.metrics()["data_wait_nanoseconds"] - before
+    # The file has whole microseconds.
+    assert sum(wait["dur"] for wait in waits) <= counted / 1e3 + 4
+    assert counted > 0
+    with pytest.raises(TypeError, match="generator has no length"):
+        len(timeline.data(batch for batch in [1]))
+
+    def fails():
+        yield 1
+        raise ValueError("no more data")
+
+    with pytest.raises(ValueError, match="no more data"):
+        list(timeline.data(fails()))
+
+
+@pytest.mark.workers(2)
 def test_rows_are_named_and_lie_in_the_order_of_priority(tmp_path):
     path = gradlane.start_timeline(tmp_path / "named.json")
     assert path.name == f"named.{gradlane.rank()}.json"
@@ -226,6 +252,11 @@ def test_a_place_that_cannot_be_written_is_an_error_of_init():
     script = "import gradlane; gradlane.init()"
     ended = run_python(script, env={"GRADLANE_TIMELINE": "/dev/null/here"})
     assert ended.code == 1 and "/dev/null/here/0/comm.json" in ended.output, ended.output
+
+
+def test_before_init_batches_come_all_the_same():
+    ended = run_python("from gradlane import timeline; assert list(timeline.data([1, 2])) == [1, 2]")
+    assert ended.code == 0, ended
 
 
 def test_before_init_spans_go_nowhere_and_recording_says_to_call_init():
