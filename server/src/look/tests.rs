@@ -85,13 +85,40 @@ fn what_a_late_worker_has_more_of_than_the_others_explains_it() {
     assert_eq!(told(Cause::Submit, [900, 900, 900], [900, 900, 900]), None, "all have it");
     assert_eq!(told(Cause::Submit, [0, 100, 0], [0, 100, 0]), None, "too little");
     assert_eq!(told(Cause::Device, [0, 900, 0], [0, 0, 0]), None, "data does not come after the submission");
-    let sentences = [Sign::Data(0.44), Sign::Core(1.25), Sign::Loss(0.0123)].map(|sign| sign.to_string());
+    let full = Sign::Full(Duration::from_millis(64), Duration::from_micros(210));
+    let sentences = [Sign::Data(0.44), Sign::Core(1.25), Sign::Loss(0.0123), full].map(|sign| sign.to_string());
     let expected = [
         "its training waits for its data loader, 44 % of the time",
         "its threads wait for a core, 1.2 s in a second",
         "1.2 % of its packets are lost",
+        "its link is full, a round trip takes 64.0 ms, and that of others 210 us",
     ];
     assert_eq!(sentences, expected);
+}
+
+#[test]
+fn a_slow_transfer_is_one_of_a_full_link_or_of_lost_packets() {
+    let told = |rtt: u64, lost: u64| {
+        let job = Job::new(3, 1);
+        let before = job.reading();
+        job.passes(&[(1, Cause::Transfer, 100)]);
+        let told = LinkReading {
+            rtt: Duration::from_millis(rtt),
+            sent_packets: 1_000,
+            lost_packets: lost,
+            ..LinkReading::default()
+        };
+        job.workers[1].link(ServerId(0)).read(&LinkReading::default(), &told);
+        match Look::of(Some(&before), &job.at(12, 2)).verdict {
+            Verdict::Late { rank: 1, cause: Cause::Transfer, sign, .. } => sign,
+            verdict => panic!("{verdict}"),
+        }
+    };
+    assert_eq!(told(1, 1), None, "2 of 1,400 packets");
+    assert_eq!(told(1, 13), Some(Sign::Loss(0.01)), "14 of 1,400");
+    let full = Some(Sign::Full(Duration::from_millis(64), Duration::from_micros(210)));
+    assert_eq!((told(64, 1), told(64, 300)), (full, full));
+    assert_eq!(told(9, 1), None, "that may be the way to a server that is far");
 }
 
 /// A job whose metrics are counted as its processes count them. Each worker is on a host of its own.

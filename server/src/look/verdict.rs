@@ -15,7 +15,7 @@ use super::words;
 /// Who holds the job up.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) enum Verdict {
-    /// There is only one reading.
+    /// There is only one reading, or no server answered in both.
     Unknown,
     /// No sum ended between the readings.
     NoSums,
@@ -55,6 +55,8 @@ pub(crate) enum Sign {
     Core(f64),
     /// The share of the packets to its servers that are lost.
     Loss(f64),
+    /// Packets wait on the way to its servers: the round trip, and the median of those of other workers.
+    Full(Duration, Duration),
 }
 
 impl fmt::Display for Verdict {
@@ -85,6 +87,10 @@ impl fmt::Display for Sign {
             }
             Self::Core(seconds) => write!(f, "its threads wait for a core, {seconds:.1} s in a second"),
             Self::Loss(share) => write!(f, "{:.1} % of its packets are lost", share * 100.0),
+            Self::Full(own, others) => {
+                let [own, others] = [own, others].map(|rtt| words::micros(*rtt));
+                write!(f, "its link is full, a round trip takes {own}, and that of others {others}")
+            }
         }
     }
 }
@@ -164,7 +170,9 @@ impl Lateness {
 pub(super) fn verdict(since: &Since<'_>, step_time: Option<Duration>, exposed: Option<f64>) -> Verdict {
     let lateness = Lateness::between(since);
     if lateness.rounds == 0 {
-        return Verdict::NoSums;
+        let mut servers = since.members(Role::Server).peekable();
+        let all_are_new = servers.peek().is_some() && servers.all(|server| since.seconds(server).is_none());
+        return if all_are_new { Verdict::Unknown } else { Verdict::NoSums };
     }
     let counts = step_time.map_or(COUNTS, |step_time| step_time.mul_f64(COUNTS_OF_A_STEP).max(COUNTS));
     let late = lateness.latest().filter(|(late, ..)| *late >= counts);
@@ -183,9 +191,12 @@ pub(super) fn verdict(since: &Since<'_>, step_time: Option<Duration>, exposed: O
 
 /// What explains that a worker was late for this cause.
 fn sign(since: &Since<'_>, rank: u32, cause: Cause) -> Option<Sign> {
-    let loss = since.links((Role::Worker, rank)).loss.filter(|loss| cause == Cause::Transfer && *loss >= LOSS);
-    if let Some(loss) = loss {
-        return Some(Sign::Loss(loss));
+    if cause == Cause::Transfer {
+        let loss = since.links((Role::Worker, rank)).loss.filter(|loss| *loss >= LOSS);
+        // A full link loses packets too.
+        if let Some(sign) = full(since, rank).or(loss.map(Sign::Loss)) {
+            return Some(sign);
+        }
     }
     let late = late_share(since, rank);
     let more = |name| more_than_others(since, rank, name).filter(|more| *more >= late * MUCH);
@@ -208,14 +219,25 @@ fn late_share(since: &Since<'_>, rank: u32) -> f64 {
     since.members(Role::Server).filter_map(on).fold(0.0, f64::max)
 }
 
+/// Whether packets of this worker wait much longer than those of others.
+fn full(since: &Since<'_>, rank: u32) -> Option<Sign> {
+    let (own, others) = beside_others(since, rank, |worker| Some(since.links(worker).rtt?.as_secs_f64()))?;
+    let [own, others] = [own, others].map(Duration::from_secs_f64);
+    (own >= WAITS && own >= others * MANY).then_some(Sign::Full(own, others))
+}
+
 /// By how many seconds in a second a counter of this worker grows faster than the median of the others.
 fn more_than_others(since: &Since<'_>, rank: u32, name: &str) -> Option<f64> {
     let rate = |worker| since.rate(worker, name).map(|rate| rate / NANOSECONDS);
+    beside_others(since, rank, rate).map(|(own, others)| own - others).filter(|more| *more > 0.0)
+}
+
+/// A number of this worker, and the median of the others; 0 if there are none.
+fn beside_others(since: &Since<'_>, rank: u32, of: impl Fn((Role, u32)) -> Option<f64>) -> Option<(f64, f64)> {
     let others = since.members(Role::Worker).filter(|(_, other)| *other != rank);
-    let mut others: Vec<f64> = others.filter_map(rate).collect();
+    let mut others: Vec<f64> = others.filter_map(&of).collect();
     others.sort_by(f64::total_cmp);
-    let median = others.get(others.len() / 2).copied().unwrap_or_default();
-    rate((Role::Worker, rank)).map(|own| own - median).filter(|more| *more > 0.0)
+    Some((of((Role::Worker, rank))?, others.get(others.len() / 2).copied().unwrap_or_default()))
 }
 
 /// The share of the time for which workers wait for credit on a link, on average.
@@ -235,5 +257,9 @@ const COUNTS: Duration = Duration::from_millis(1);
 const COUNTS_OF_A_STEP: f64 = 0.1;
 /// A share of what it is to explain.
 const MUCH: f64 = 0.3;
-/// A path without a fault loses less, unless it is congested.
+/// A path without a fault loses less, unless it is full.
 const LOSS: f64 = 0.003;
+/// A round trip without waits may take as long, in one building and through a busy host.
+const WAITS: Duration = Duration::from_millis(10);
+/// So many times as long as that of others is no accident.
+const MANY: u32 = 3;
