@@ -80,11 +80,11 @@ class Failed(Exception):
 class Gradients:
     """The gradients of one worker, and what their sums have to be."""
 
-    def __init__(self, mib: int, rank: int, size: int) -> None:
+    def __init__(self, mib: float, rank: int, size: int) -> None:
         import numpy
 
         self.rank, self.everybody = rank, sum(4**other for other in range(size))
-        length = mib * 2**20 // 4 // TENSORS
+        length = int(mib * 2**20) // 4 // TENSORS
         # A step begins elsewhere in it, so that what is left of an older step is seen.
         self.values = numpy.random.default_rng(1).choice(numpy.array([1, 2, 4], "float32"), length + 97)
         self.tensors = [numpy.empty(length, "float32") for _ in range(TENSORS)]
@@ -114,7 +114,7 @@ class Gradients:
                 raise AssertionError(f"wrong sum in step {step}, tensor {number}: {wrong} times v in place of {counts}")
 
 
-def work(role: str, mib: int, size: int, victim: int) -> None:
+def work(role: str, mib: float, size: int, victim: int) -> None:
     """A worker. What it has measured goes to standard output, a line each."""
     sys.path.insert(0, str(PLUGINS))
     import gradlane
@@ -206,31 +206,48 @@ class Member:
 class Job:
     """A coordinator, servers and workers. Leaving the context kills what is left of them."""
 
-    def __init__(self, folder: Path, role: str, mib: int, workers: int, servers: int, way: str, settings: dict[str, str]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        role: str,
+        mib: float,
+        workers: int,
+        servers: int,
+        way: str,
+        settings: dict[str, str],
+        metrics_port: int | None = None,
+    ) -> None:
+        """`metrics_port` is the first of the ports at which its processes show their metrics."""
         folder.mkdir()
-        self.folder, self.members = folder, list[Member]()
+        self.folder, self.members, self.metrics_port = folder, list[Member](), metrics_port
         self.until = time.monotonic() + PATIENCE
         clean = {name: value for name, value in os.environ.items() if not name.startswith("GRADLANE_")}
         self.environment = clean | {"PYTHONPATH": str(PLUGINS), "GRADLANE_STATE_DIR": str(folder / "state")}
         self.environment |= {"GRADLANE_LOCAL_REDUCE": "off", "OMP_NUM_THREADS": "1"} | WAYS[way] | settings
         join = folder / "join"
         roles = ["coordinator", "-n", str(workers), "-s", str(servers), "--bind", "127.0.0.1:0", "--join-file", str(join)]
-        self.coordinator = self.start("coordinator", [sys.executable, "-m", "gradlane", *roles], {})
+        self.coordinator = self.start("coordinator", [sys.executable, "-m", "gradlane", *roles], self.shown(0))
         while not join.exists():
             if self.coordinator.process.poll() is not None or time.monotonic() > self.until:
                 raise Failed(f"the coordinator does not start{self.coordinator.words()}")
             time.sleep(0.01)
         self.environment["GRADLANE_JOIN_FILE"] = str(join)
         server = [sys.executable, "-m", "gradlane", "server"]
-        self.servers = [self.start(f"server {number}", server, HERE) for number in range(servers)]
+        self.servers = [self.start(f"server {number}", server, HERE | self.shown(1 + number)) for number in range(servers)]
         victim = 0 if role == "worker" else random.SystemRandom().choice(self.servers).process.pid
         worker = [sys.executable, str(PLACE), "--worker", role, "--mib", str(mib), "--workers", str(workers), "--victim", str(victim)]
         self.workers = []
         for rank in range(workers):
             is_here = way == "shm" or (way == "quic" and rank == 0)
             place = HERE if is_here else {"GRADLANE_MACHINE": f"apart-{rank}"}
+            # A worker adds its rank on its machine to the port.
+            place = place | self.shown(1 + servers + (0 if way == "shm" else rank))
             self.workers.append(self.start(f"worker {rank}", worker, place | {"GRADLANE_RANK": str(rank), "GRADLANE_SIZE": str(workers)}))
         self.victim = next((server for server in self.servers if server.process.pid == victim), self.workers[0])
+
+    def shown(self, number: int) -> dict[str, str]:
+        """Where a process shows its metrics."""
+        return {} if self.metrics_port is None else {"GRADLANE_METRICS_BIND": f"127.0.0.1:{self.metrics_port + number}"}
 
     def start(self, name: str, command: list[str], more: dict[str, str]) -> Member:
         output = self.folder / name
@@ -289,6 +306,16 @@ def lose(what: str, way: str, arguments: argparse.Namespace, folder: Path) -> Lo
     return row
 
 
+def turn(job: Job, steps: int) -> float:
+    """The median sum of the slower worker in so many steps."""
+    job.until = time.monotonic() + PATIENCE
+    for worker in job.workers:
+        assert worker.process.stdin is not None
+        worker.process.stdin.write(f"{steps}\n".encode())
+        worker.process.stdin.flush()
+    return max(worker.hear("took", job.until) for worker in job.workers)
+
+
 def cost(way: str, arguments: argparse.Namespace, folder: Path) -> dict[str, list[float]]:
     """Seconds of a step in each turn, by what the job is ready for."""
     with contextlib.ExitStack() as jobs:
@@ -296,14 +323,6 @@ def cost(way: str, arguments: argparse.Namespace, folder: Path) -> dict[str, lis
         for number, (name, settings) in enumerate(COSTS.items()):
             place = folder / str(number)
             started[name] = jobs.enter_context(Job(place, "cost", arguments.mib, arguments.workers, 1, way, settings))
-
-        def turn(job: Job, steps: int) -> float:
-            job.until = time.monotonic() + PATIENCE
-            for worker in job.workers:
-                assert worker.process.stdin is not None
-                worker.process.stdin.write(f"{steps}\n".encode())
-                worker.process.stdin.flush()
-            return max(worker.hear("took", job.until) for worker in job.workers)
 
         for job in started.values():
             for worker in job.workers:
@@ -343,10 +362,10 @@ def measure(arguments: argparse.Namespace, folder: Path) -> None:
         figures = [statistics.median(row.peace), statistics.median(row.times), percentile(row.times, 0.99), max(row.times)]
         mib = SMALL_MIB if loss == "worker" else arguments.mib
         cells = "".join(f"{1000 * figure:9.1f}" for figure in figures)
-        print(f"{loss:8}{way:9}{mib:5}{len(row.times):8}{cells}   all sums right", flush=True)
+        print(f"{loss:8}{way:9}{mib:5.0f}{len(row.times):8}{cells}   all sums right", flush=True)
     ways = [way for way in ("shm", "quic") if is_wanted(f"cost {way}", arguments.only)]
     if ways:
-        print(f"\nmilliseconds of a sum of {arguments.mib} MiB in place while nothing is lost; {arguments.steps} sums a turn")
+        print(f"\nmilliseconds of a sum of {arguments.mib:.0f} MiB in place while nothing is lost; {arguments.steps} sums a turn")
         print(f"{'over':6}{'a job that':30}{'turns':>6}{'median':>9}   ratio", flush=True)
     for way in ways:
         place = folder / f"cost-{way}"
@@ -362,7 +381,7 @@ def measure(arguments: argparse.Namespace, folder: Path) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--trials", type=int, default=20, help="kills in each row, and turns of each job (default 20)")
-    parser.add_argument("--mib", type=int, default=256, help="gradients of a worker (default 256)")
+    parser.add_argument("--mib", type=float, default=256, help="gradients of a worker (default 256)")
     parser.add_argument("--workers", type=int, default=3, help="of each job, 2 to 11 (default 3)")
     parser.add_argument("--steps", type=int, default=3, help="sums in a turn (default 3)")
     everything = "worker,server,cost"
@@ -371,8 +390,8 @@ def main() -> int:
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     parser.add_argument("--victim", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if not 2 <= arguments.workers <= 11 or arguments.mib < 1 or arguments.trials < 1 or arguments.steps < 1:
-        parser.error("--workers is 2 to 11, and --mib, --trials and --steps are at least 1")
+    if not 2 <= arguments.workers <= 11 or arguments.mib <= 0 or arguments.trials < 1 or arguments.steps < 1:
+        parser.error("--workers is 2 to 11, and --trials and --steps are at least 1")
     if arguments.worker:
         work(arguments.worker, arguments.mib, arguments.workers, arguments.victim)
         return 0

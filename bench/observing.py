@@ -1,0 +1,148 @@
+"""What it costs to see a job: the flight recorder, timelines, and requests for metrics.
+
+python bench/observing.py                       all rows, 40 turns each (10 minutes)
+python bench/observing.py --only shm --turns 20
+python bench/observing.py --short               tries it out
+
+Jobs that differ in nothing but what they record reduce the same gradients in place, in turns within one run: two workers and a server, all
+processes of this host, and 16 tensors of 4 KiB or of 4 MiB each. A turn's figure is the median sum of the slower worker. `ratio` is that figure
+divided by the figure of the job that records nothing, turn by turn: the median, and below which value the median is with a probability of 95 %,
+as the order of the ratios tells.
+
+`asked` shows its metrics, and each of its four processes is asked for them 50 times a second. Whoever asks takes time of the same cores.
+
+Every element of every sum is checked, outside of what is timed. The exit code is 1 if one is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import http.client
+import math
+import random
+import socket
+import statistics
+import sys
+import tempfile
+import threading
+from pathlib import Path
+
+from recovery import PATIENCE, Failed, Job, is_wanted, turn
+
+WORKERS = 2
+SIZES = {"4KiB": 1 / 16, "4MiB": 64.0}
+"""The gradients of a worker in MiB, by the size of each of the 16."""
+SUMS = {"4KiB": 200, "4MiB": 3}
+"""Sums in a turn."""
+NOTHING = {"GRADLANE_RECORDER_EVENTS": "0"}
+ASKS_PER_SECOND = 50
+
+
+class Asker:
+    """Asks all processes of a job for their metrics while it is in the context."""
+
+    def __init__(self, first_port: int) -> None:
+        self._ports, self._ends = [first_port + number for number in range(WORKERS + 2)], threading.Event()
+        self._threads = [threading.Thread(target=self._ask, args=(port,), daemon=True) for port in self._ports]
+        self.answers = 0
+
+    def _ask(self, port: int) -> None:
+        while not self._ends.wait(1 / ASKS_PER_SECOND):
+            with contextlib.suppress(OSError, http.client.HTTPException):
+                connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+                connection.request("GET", "/metrics")
+                self.answers += connection.getresponse().read().startswith(b"#")
+                connection.close()
+
+    def __enter__(self) -> Asker:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ends.set()
+        for thread in self._threads:
+            thread.join()
+
+
+def free_ports(count: int) -> int:
+    """The first of so many ports that nobody uses now, below those that Linux gives out by itself."""
+    while True:
+        first = random.SystemRandom().randrange(10_000, 30_000)
+        with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
+            for port in range(first, first + count):
+                stack.enter_context(socket.socket()).bind(("127.0.0.1", port))
+            return first
+
+
+def upper(ratios: list[float]) -> float:
+    """A value that the median exceeds with a probability of at most 5 %."""
+    count, below = len(ratios), 0.0
+    for place, ratio in enumerate(sorted(ratios)):
+        # The probability that at most so many of the ratios are below the median.
+        below += math.comb(count, place) / 2**count
+        if below >= 0.95:
+            return ratio
+    return max(ratios)
+
+
+def measure(way: str, size: str, turns: int, folder: Path) -> None:
+    """Prints the rows of a way and a size."""
+    port = free_ports(WORKERS + 2)
+    kinds = {
+        "nothing": NOTHING,
+        "recorder": {},
+        "timeline": NOTHING | {"GRADLANE_TIMELINE": str(folder / "timeline")},
+        "asked": NOTHING,
+    }
+    with contextlib.ExitStack() as jobs:
+        started = {}
+        for name, settings in kinds.items():
+            bind = port if name == "asked" else None
+            started[name] = jobs.enter_context(Job(folder / name, "cost", SIZES[size], WORKERS, 1, way, settings, bind))
+        for job in started.values():
+            for worker in job.workers:
+                worker.hear("is_there", job.until)
+            turn(job, SUMS[size])
+        took: dict[str, list[float]] = {name: [] for name in started}
+        answers = 0
+        for number in range(turns):
+            for name in list(started) if number % 2 == 0 else list(reversed(started)):
+                with Asker(port) if name == "asked" else contextlib.nullcontext() as asker:
+                    took[name].append(turn(started[name], SUMS[size]))
+                answers += asker.answers if asker is not None else 0
+        for job in started.values():
+            job.finish()
+    if answers == 0:
+        raise Failed("nobody has answered with metrics")
+    for name, values in took.items():
+        ratios = [value / base for value, base in zip(values, took["nothing"], strict=True)]
+        median, bound = statistics.median(ratios), upper(ratios)
+        print(f"{way:6}{size:6}{name:10}{len(values):6}{1000 * statistics.median(values):10.3f}   {median:.3f} (95 %: {bound:.3f})", flush=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--turns", type=int, default=40, help="of each job (default 40)")
+    parser.add_argument("--only", default="shm,quic", help="rows with these words, such as 'shm 4KiB'")
+    parser.add_argument("--short", action="store_true", help="two turns")
+    arguments = parser.parse_args()
+    turns = 2 if arguments.short else arguments.turns
+    rows = [(way, size) for way in ("shm", "quic") for size in SIZES if is_wanted(f"{way} {size}", arguments.only)]
+    if turns < 1 or not rows:
+        parser.error("--turns is at least 1, and --only names a row such as 'shm 4KiB'")
+    print(f"{WORKERS} workers and a server on {socket.gethostname()}; milliseconds of 16 sums, a turn waits for {PATIENCE:.0f} s at most")
+    print(f"{'over':6}{'each':6}{'records':10}{'turns':>6}{'median':>10}   ratio", flush=True)
+    for way, size in rows:
+        with tempfile.TemporaryDirectory(prefix="observing-") as folder:
+            try:
+                measure(way, size, turns, Path(folder))
+            except Failed as error:
+                print(f"FAILED: {error}", file=sys.stderr)
+                return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
