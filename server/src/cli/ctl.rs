@@ -108,7 +108,7 @@ pub(super) enum Order {
         #[arg(long, value_name = "K", requires = "from_step", value_parser = clap::value_parser!(u64).range(1..))]
         steps: Option<u64>,
         /// A directory below `dump_dir` of each member
-        #[arg(long, value_name = "DIRECTORY", default_value = "timeline")]
+        #[arg(long, value_name = "DIRECTORY", default_value = timelines::DIRECTORY)]
         directory: String,
         /// Complete the files of timelines that are being recorded
         #[arg(long, conflicts_with_all = ["from_step", "steps", "directory"])]

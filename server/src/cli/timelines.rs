@@ -11,8 +11,7 @@ use super::order_all::order_all;
 use super::screen::say;
 use crate::exit;
 
-/// Gives the order to these members, which obey at the same time. Those that do not are named on standard error; the others are not
-/// disturbed. Workers come first: if none of them obeys, such as for a step that has begun, no server is asked.
+/// Gives the order to these members, and says what came of it. Those that do not obey are named on standard error.
 ///
 /// # Errors
 /// Why no order can be given.
@@ -24,6 +23,39 @@ pub(super) fn order(
     json: bool,
 ) -> Result<i32> {
     let asked = members.len();
+    let (obeyed, errors) = obeyed(operator, members, command, timeout)?;
+    for (member, error) in &errors {
+        exit::complain(&format!("{member}: {error}"));
+    }
+    say(&if json { as_json(&obeyed, &errors) } else { as_text(&obeyed, asked, command) })?;
+    Ok(errors.first().map_or(exit::SUCCESS, |(_, error)| exit::code(error)))
+}
+
+/// The same for a screen: one sentence.
+///
+/// # Errors
+/// Why no order can be given.
+pub(super) fn in_short(
+    operator: &mut Operator,
+    members: Vec<Recipient>,
+    command: &ControlCommand,
+    timeout: Duration,
+) -> Result<String> {
+    let asked = members.len();
+    let (obeyed, errors) = obeyed(operator, members, command, timeout)?;
+    let error = errors.first().map(|(member, error)| format!("; {member}: {error}")).unwrap_or_default();
+    let text = as_text(&obeyed, asked, command);
+    Ok(text.lines().next_back().unwrap_or_default().to_owned() + &error)
+}
+
+/// Gives the order to these members, which obey at the same time. Those that do not disturb no others. Workers come first: if none of them
+/// obeys, such as for a step that has begun, no server is asked.
+fn obeyed(
+    operator: &mut Operator,
+    members: Vec<Recipient>,
+    command: &ControlCommand,
+    timeout: Duration,
+) -> Result<Sorted> {
     let (workers, servers): (Vec<_>, Vec<_>) =
         members.into_iter().partition(|member| matches!(member, Recipient::Worker(_)));
     let only_servers = workers.is_empty();
@@ -31,13 +63,11 @@ pub(super) fn order(
     if only_servers || outcomes.iter().any(|(_, outcome)| outcome.is_ok()) {
         outcomes.extend(order_all(operator, servers, timeout, command)?);
     }
-    let (obeyed, errors) = sorted(outcomes);
-    for (member, error) in &errors {
-        exit::complain(&format!("{member}: {error}"));
-    }
-    say(&if json { as_json(&obeyed, &errors) } else { as_text(&obeyed, asked, command) })?;
-    Ok(errors.first().map_or(exit::SUCCESS, |(_, error)| exit::code(error)))
+    Ok(sorted(outcomes))
 }
+
+/// The directory below `dump_dir` of each member, if nobody names another one.
+pub(super) const DIRECTORY: &str = "timeline";
 
 /// The members that obeyed, with the files that they write, and those that did not.
 type Sorted = (Vec<(Recipient, Vec<String>)>, Vec<(Recipient, Error)>);

@@ -303,8 +303,7 @@ impl Coordinator {
 
     /// A connection ended.
     pub fn handle_disconnected(&mut self, link: LinkId, error: Error) {
-        self.forget_newcomer(link);
-        self.controls.forget(link);
+        self.forget(link);
         if let Some(identity) = self.connections.remove(link) {
             self.hold_seat(identity, error);
         }

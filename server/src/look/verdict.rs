@@ -223,7 +223,7 @@ fn late_share(since: &Since<'_>, rank: u32) -> f64 {
 fn full(since: &Since<'_>, rank: u32) -> Option<Sign> {
     let (own, others) = beside_others(since, rank, |worker| Some(since.links(worker).rtt?.as_secs_f64()))?;
     let [own, others] = [own, others].map(Duration::from_secs_f64);
-    (own >= WAITS && own >= others * MANY).then_some(Sign::Full(own, others))
+    if own >= WAITS && own >= others * MANY { Some(Sign::Full(own, others)) } else { None }
 }
 
 /// By how many seconds in a second a counter of this worker grows faster than the median of the others.

@@ -21,7 +21,7 @@ use crossbeam_channel::{Receiver, after, never, select, unbounded};
 use gradlane_core::Result;
 use gradlane_core::engine::FLIGHT_DIRECTORY;
 use gradlane_core::runtime::{Clock, Operator};
-use gradlane_core::types::{Recipient, Role, Time};
+use gradlane_core::types::{ControlCommand, Recipient, Role, Time};
 
 use self::render::{Order, Screen, render};
 use self::terminal::Keys;
@@ -29,6 +29,7 @@ use super::ctl;
 use super::recorders;
 use super::screen;
 use super::settings::Settings;
+use super::timelines;
 use crate::exit;
 use crate::look::{Look, Reading};
 use crate::signals::Interrupts;
@@ -50,19 +51,25 @@ pub(super) fn show(settings: &Settings) -> Result<i32> {
             recv(after(EVERY)) -> _ => {}
         }
         let next = asker.read()?;
-        let screen = Screen { size: None, order: Order::Late, is_paused: false, note: None };
+        let screen = Screen { size: None, order: Order::Late, all_tensors: false, is_paused: false, note: None };
         return screen::say(&render(&Look::of(Some(&now), &next), screen));
     };
     let mut before = None;
-    let (mut order, mut is_paused, mut note) = (Order::Late, false, None);
+    let (mut order, mut all_tensors, mut is_paused, mut note) = (Order::Late, false, false, None);
+    let mut is_recorded = false;
     screen::clear();
     loop {
-        let screen = Screen { size: screen::size(), order, is_paused, note: note.as_deref() };
+        let screen = Screen { size: screen::size(), order, all_tensors, is_paused, note: note.as_deref() };
         screen::draw(&render(&Look::of(before.as_ref(), &now), screen));
         match wait(&keys.pressed, &interrupts, is_paused) {
             Happened::Key(b'q') => return Ok(exit::SUCCESS),
             Happened::Key(b's') => order = if order == Order::Late { Order::Rank } else { Order::Late },
+            Happened::Key(b't') => all_tensors = !all_tensors,
             Happened::Key(b'd') => note = Some(asker.dump(&now)),
+            Happened::Key(b'T') => {
+                is_recorded = !is_recorded;
+                note = Some(asker.record(&now, is_recorded));
+            }
             Happened::Key(b'p') => is_paused = !is_paused,
             Happened::Key(_) => {}
             Happened::Signal(code) => return Ok(code),
@@ -120,6 +127,18 @@ impl Asker {
             Ok(told) => told.in_short(),
             Err(error) => error.to_string(),
         }
+    }
+
+    /// Has all members record a timeline, or end it. Returns how many do, or why not.
+    fn record(&mut self, now: &Reading, begins: bool) -> String {
+        let directory = timelines::DIRECTORY.to_owned();
+        let command = match begins {
+            true => ControlCommand::Timeline { directory, from: 0, steps: None },
+            false => ControlCommand::StopTimeline,
+        };
+        let members = ctl::members(&now.status).collect();
+        let told = timelines::in_short(&mut self.operator, members, &command, PATIENCE);
+        told.unwrap_or_else(|error| error.to_string())
     }
 
     fn read(&mut self) -> Result<Reading> {

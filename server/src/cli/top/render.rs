@@ -25,6 +25,8 @@ pub(super) struct Screen<'a> {
     /// Columns and lines of the terminal. `None` in a pipe, where all is shown, and no keys.
     pub(super) size: Option<(u16, u16)>,
     pub(super) order: Order,
+    /// Shows all tensors that wait, and not only the first ones.
+    pub(super) all_tensors: bool,
     pub(super) is_paused: bool,
     /// What came of the last order, for the last line.
     pub(super) note: Option<&'a str>,
@@ -33,8 +35,8 @@ pub(super) struct Screen<'a> {
 /// The screen: no line is longer than the terminal is wide, and there are no more lines than it has. Workers and servers that do not fit are
 /// counted.
 pub(super) fn render(look: &Look, screen: Screen<'_>) -> String {
-    let mut text = head(look, screen.is_paused);
-    let keys = screen.size.map(|_| "q quit  s sort  d dump  p pause\n");
+    let mut text = head(look, screen);
+    let keys = screen.size.map(|_| "q quit  s sort  t tensors  d dump  T timeline  p pause\n");
     // The end of the last line would scroll.
     let lines = screen.size.map_or(usize::MAX, |(_, lines)| usize::from(lines.saturating_sub(1)));
     // The heads of two tables, two lines for what does not fit, and the last line.
@@ -56,7 +58,7 @@ pub(super) fn render(look: &Look, screen: Screen<'_>) -> String {
     text.lines().take(lines).map(|line| cut(line) + "\n").collect()
 }
 
-fn head(look: &Look, is_paused: bool) -> String {
+fn head(look: &Look, Screen { all_tensors, is_paused, .. }: Screen<'_>) -> String {
     let Look { job, state, workers, servers, missing, step, step_time, exposed, verdict, .. } = look;
     let mut text = format!(
         "gradlane top  job {job}  {state}  {}/{} workers {}/{} servers",
@@ -77,13 +79,14 @@ fn head(look: &Look, is_paused: bool) -> String {
         let _ = writeln!(text, "{} of {there} answered; missing: {}", there - missing.len(), missing.join(", "));
     }
     let _ = writeln!(text, "VERDICT {verdict}");
-    for wait in look.waits.tensors.iter().take(WAITING) {
+    let shown = if all_tensors { usize::MAX } else { WAITING };
+    for wait in look.waits.tensors.iter().take(shown) {
         let _ = writeln!(text, "WAITING {}", waits(wait));
     }
     text
 }
 
-/// The most tensors that wait.
+/// The most tensors that wait, unless all are wanted.
 const WAITING: usize = 3;
 
 const RANKS: [&str; 13] = [

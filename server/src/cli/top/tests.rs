@@ -7,7 +7,7 @@ use super::render::{Order, Screen, render};
 use crate::look::tests::Job;
 use crate::look::{Look, Reading};
 
-const PIPE: Screen = Screen { size: None, order: Order::Late, is_paused: false, note: None };
+const PIPE: Screen = Screen { size: None, order: Order::Late, all_tensors: false, is_paused: false, note: None };
 
 #[test]
 fn a_pipe_gets_one_plain_screen() {
@@ -45,7 +45,7 @@ fn a_terminal_is_never_overrun_and_what_does_not_fit_is_counted() {
     let text = render(&look, Screen { size: Some((100, 20)), ..PIPE });
     assert!(text.contains("VERDICT rank 7 late (queue) 29.0 ms a step\n"), "{text}");
     assert!(text.contains(" more workers\n") && text.contains(" more servers\n"), "{text}");
-    assert!(text.ends_with("q quit  s sort  d dump  p pause\n"), "{text}");
+    assert!(text.ends_with("q quit  s sort  t tensors  d dump  T timeline  p pause\n"), "{text}");
     let first = |screen| render(&look, screen).lines().find(|line| line.contains("alive")).unwrap().trim().to_owned();
     assert!(first(Screen { size: Some((100, 20)), ..PIPE }).starts_with("7 "), "the latest");
     assert!(first(Screen { size: Some((100, 20)), order: Order::Rank, ..PIPE }).starts_with("0 "));
@@ -89,6 +89,8 @@ fn tensors_that_wait_have_a_line_each_up_to_three() {
     let text = render(&Look::of(None, &reading), PIPE);
     let lines: Vec<&str> = text.lines().filter(|line| line.starts_with("WAITING")).collect();
     assert_eq!((lines.len(), lines[0]), (3, "WAITING layer0.weight r812 0.3 s for [3]"), "{text}");
+    let all = render(&Look::of(None, &reading), Screen { all_tensors: true, ..PIPE });
+    assert_eq!(all.lines().filter(|line| line.starts_with("WAITING")).count(), 5, "{all}");
     let noted = render(&Look::of(None, &reading), Screen { note: Some("1 of 2 members have written"), ..PIPE });
     assert!(noted.ends_with("1 of 2 members have written\n"), "{noted}");
 }

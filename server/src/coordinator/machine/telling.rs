@@ -42,8 +42,14 @@ impl Coordinator {
         self.close(link, Error::Protocol { peer, field: field.to_owned(), problem: problem.to_owned() });
     }
 
-    pub(super) fn close(&mut self, link: LinkId, error: Error) {
+    /// What was asked over a connection that ends needs no answer.
+    pub(super) fn forget(&mut self, link: LinkId) {
         self.forget_newcomer(link);
+        self.controls.forget(link);
+    }
+
+    pub(super) fn close(&mut self, link: LinkId, error: Error) {
+        self.forget(link);
         if let Some(identity) = self.connections.close(link, error.clone()) {
             self.hold_seat(identity, error);
         }

@@ -122,6 +122,17 @@ fn a_member_that_is_lost_is_named() {
 }
 
 #[test]
+fn an_operator_whose_connection_was_closed_hears_nothing_more() {
+    let mut job = with_operator(2);
+    job.frame(OPERATOR, order(1, Recipient::Worker(WorkerId(1)), log()));
+    // Only members tell that.
+    job.frame(OPERATOR, Frame::Leave);
+    assert!(matches!(job.closed(OPERATOR), Error::Protocol { .. }));
+    job.coordinator.handle_death(job.now, 11, "n1", "killed".to_owned());
+    assert_eq!(job.received(OPERATOR), []);
+}
+
+#[test]
 fn a_member_that_was_away_hears_of_it_when_it_is_back() {
     let mut job = with_operator(1);
     job.disconnect(SERVER);
