@@ -23,6 +23,7 @@ __all__ = [
     "codec_of",
     "config_report",
     "copy_seconds",
+    "count_data_wait",
     "detect_launch",
     "engine_table",
     "error_table",

@@ -12,7 +12,7 @@ def metrics() -> dict[str, int | float]:
     """Counters and gauges of this worker since `init()`, by name.
 
     `help(gradlane.metrics)` and the command `gradlane metrics` list them. A name ends with its unit. A job of one sends
-    nothing, so all its counters are 0.
+    nothing, so all its counters are 0. Metrics with labels, such as those of links, are in `metrics_text()` only.
     """
     return _session.session().metrics()
 
@@ -26,9 +26,9 @@ def metrics_text() -> str:
 
 
 def _rows() -> Iterator[str]:
-    """A line for each metric of a worker."""
+    """A line for each metric of a worker that is one number."""
     for row in _core.metrics_table():
-        if row["scope"] == "worker":
+        if row["scope"] == "worker" and not row["labels"]:
             yield f"- `{row['name']}`: {row['help']}"
             if row["kind"] == "histogram":
                 yield f"- `{row['name'].rpartition('_')[0]}_count`: How many of them there were."
