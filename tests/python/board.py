@@ -107,7 +107,7 @@ def main() -> int:
             eventually("the coordinator", lambda: answers(prometheus, "gradlane_coordinator_running"))
             problems, silent = prometheus.problems(), []
             for expression in expressions(board):
-                asked = expression.replace('{job=~"$job"}', '{job="gradlane"}').replace("$__rate_interval", "10s")
+                asked = expression.replace('job=~"$job"', 'job="gradlane"').replace("$__rate_interval", "10s")
                 found = prometheus.result(asked)
                 print(f"{len(found):3} series  {found[0]['value'][1] if found else '-':>22}  {asked}")
                 if not found:
