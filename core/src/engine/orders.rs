@@ -27,14 +27,14 @@ pub(super) fn obey(shared: &Arc<Shared>, number: u64, command: ControlCommand) {
             return apart(shared, number, move |shared| {
                 let place = shared.dumps.place(&directory)?;
                 let path = shared.flight.dump(&place, "an operator asked for it", None)?;
-                Ok(ControlAnswer::Dumped { files: vec![path.display().to_string()] })
+                Ok(ControlAnswer::dumped(&path))
             });
         }
         ControlCommand::Timeline { directory, from, steps } => {
             return apart(shared, number, move |shared| {
                 let place = shared.dumps.place(&directory)?;
                 let path = shared.record_timeline(&place, Window { from, steps })?;
-                Ok(ControlAnswer::Dumped { files: vec![path.display().to_string()] })
+                Ok(ControlAnswer::dumped(&path))
             });
         }
         ControlCommand::StopTimeline => {

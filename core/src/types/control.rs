@@ -1,6 +1,7 @@
 //! Orders that an operator gives a running job, and their answers.
 
 use std::fmt;
+use std::path::Path;
 use std::time::Duration;
 
 use super::{Checkpointed, ServerId, WorkerId};
@@ -173,6 +174,13 @@ pub enum ControlAnswer {
         /// The contribution, the sum, and the description of both; or the only file.
         files: Vec<String>,
     },
+}
+
+impl ControlAnswer {
+    /// This one file was written, or is being written.
+    pub fn dumped(file: &Path) -> Self {
+        Self::Dumped { files: vec![file.display().to_string()] }
+    }
 }
 
 /// The values of the metrics of one process part, at one time.

@@ -47,7 +47,7 @@ impl Ordered {
                 return self.apart(number, move |plane| {
                     let place = confined::below_dump_dir(dump_dir.as_deref(), &directory)?;
                     let path = plane.trace.start_now(&Place { place, window: Window { from, steps } })?;
-                    Ok(ControlAnswer::Dumped { files: vec![path.display().to_string()] })
+                    Ok(ControlAnswer::dumped(&path))
                 });
             }
             ControlCommand::StopTimeline => {
