@@ -375,9 +375,10 @@ impl Driver {
         let _span = tracing::trace_span!("frame", link = link.0).entered();
         // Most frames, and they change nothing that is counted but that a suspect lives. The next look for silent members counts that.
         self.is_counted = matches!(frame, Frame::Heartbeat { .. } | Frame::Metrics(_) | Frame::Waits(_));
-        if let (Frame::Metrics(stats), Some(member)) = (&frame, self.machine.member_at(link)) {
-            self.probe.gathered.take(member, stats);
-            self.reporting.take(self.now(), member, stats);
+        if let (Frame::Metrics(stats), Some(member)) = (&frame, self.machine.member_at(link))
+            && let Some(told) = self.probe.gathered.take(member, stats)
+        {
+            self.reporting.take(self.now(), member, told);
         }
         self.machine.handle_frame(self.now(), link, frame);
         self.waiting = Some(waiting);
@@ -431,7 +432,7 @@ impl Driver {
     fn report_so_far(&self, directory: String) -> Result<ControlAnswer> {
         let now = self.now();
         let path = self.reporting.so_far(now, self.machine.status(now), directory)?;
-        Ok(ControlAnswer::Dumped { files: vec![path.display().to_string()] })
+        Ok(ControlAnswer::dumped(&path))
     }
 
     /// Carries out all commands of the machine; returns whether the job has ended.

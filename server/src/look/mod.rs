@@ -28,9 +28,10 @@ use gradlane_core::wire::frame::{Health, MemberStatus, Waits};
 
 use self::links::Links;
 pub(crate) use self::reading::{Reading, highest_step};
+pub(crate) use self::since::average;
 use self::since::{NANOSECONDS, Since};
 pub(crate) use self::verdict::Verdict;
-use self::verdict::{Lateness, verdict};
+use self::verdict::{Lateness, verdict_of};
 
 /// What the screen shows.
 #[derive(Clone, PartialEq, Debug)]
@@ -116,9 +117,10 @@ impl Look {
         let ranks: Vec<RankLine> = of_role(Role::Worker)
             .map(|(member, status)| rank_line(member, status, now, since.as_ref(), lateness.as_ref()))
             .collect();
-        let blocked: Vec<f64> = ranks.iter().filter_map(|line| line.blocked).collect();
-        let exposed = (!blocked.is_empty()).then(|| blocked.iter().sum::<f64>() / blocked.len() as f64);
-        let verdict = since.as_ref().map_or(Verdict::Unknown, |since| verdict(since, step_time, exposed));
+        let exposed = average(ranks.iter().filter_map(|line| line.blocked));
+        let verdict = since.as_ref().zip(lateness.as_ref());
+        let verdict =
+            verdict.map_or(Verdict::Unknown, |(since, lateness)| verdict_of(since, lateness, step_time, exposed));
         let missing = members().filter(|(member, status)| is_there(status) && !now.told.contains_key(&key(member)));
         Self {
             job: printable(&view.job),

@@ -79,5 +79,11 @@ impl Since<'_> {
     }
 }
 
+/// The average of some numbers; `None` of none.
+pub(crate) fn average(numbers: impl Iterator<Item = f64>) -> Option<f64> {
+    let (sum, count) = numbers.fold((0.0, 0_u32), |(sum, count), number| (sum + number, count + 1));
+    if count > 0 { Some(sum / f64::from(count)) } else { None }
+}
+
 /// In a second.
 pub(super) const NANOSECONDS: f64 = 1e9;

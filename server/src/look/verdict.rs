@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use gradlane_core::types::{Cause, Role};
 
-use super::since::{NANOSECONDS, Since};
+use super::since::{NANOSECONDS, Since, average};
 use super::words;
 
 /// Who holds the job up.
@@ -166,9 +166,14 @@ impl Lateness {
     }
 }
 
-/// Who held the job up between two readings, in which a step took `step_time` and workers waited for handles for `exposed` of the time.
-pub(super) fn verdict(since: &Since<'_>, step_time: Option<Duration>, exposed: Option<f64>) -> Verdict {
-    let lateness = Lateness::between(since);
+/// Who held the job up between two readings, by the lateness between them. A step took `step_time`, and workers waited for handles for `exposed`
+/// of the time.
+pub(super) fn verdict_of(
+    since: &Since<'_>,
+    lateness: &Lateness,
+    step_time: Option<Duration>,
+    exposed: Option<f64>,
+) -> Verdict {
     if lateness.rounds == 0 {
         let mut servers = since.members(Role::Server).peekable();
         let all_are_new = servers.peek().is_some() && servers.all(|server| since.seconds(server).is_none());
@@ -248,8 +253,7 @@ fn waits_for_credit(since: &Since<'_>) -> Option<f64> {
         let longest = credit.map(|(_, time)| *time).max()?;
         Some(longest as f64 / NANOSECONDS / since.seconds(worker)?)
     };
-    let shares: Vec<f64> = since.members(Role::Worker).filter_map(of).collect();
-    (!shares.is_empty()).then(|| shares.iter().sum::<f64>() / shares.len() as f64)
+    average(since.members(Role::Worker).filter_map(of))
 }
 
 /// Somebody is always last. A delay that is shorter than both costs nothing that anybody would notice.

@@ -20,7 +20,7 @@ use gradlane_core::wire::frame::Status;
 use super::happened::Happened;
 use crate::coordinator::{Census, Life};
 use crate::look::history::{History, Point};
-use crate::look::{Reading, highest_step};
+use crate::look::{Reading, average, highest_step};
 
 /// See the module's documentation.
 pub(super) struct Gathered {
@@ -111,22 +111,24 @@ impl Gathered {
         }
     }
 
-    /// A member has told its metrics. Those of another part than it is, and of one that is not there, are left out.
-    pub(super) fn take(&self, member: (Role, u32), stats: &Stats) {
-        self.take_at(self.clock.now(), member, stats);
+    /// A member has told its metrics, which are returned. `None` if they are those of another part than it is. Those of one that is not there are
+    /// not kept.
+    pub(super) fn take(&self, member: (Role, u32), stats: &Stats) -> Option<Arc<Instance>> {
+        self.take_at(self.clock.now(), member, stats)
     }
 
-    fn take_at(&self, at: Time, member: (Role, u32), stats: &Stats) {
+    fn take_at(&self, at: Time, member: (Role, u32), stats: &Stats) -> Option<Arc<Instance>> {
         let (role, index) = member;
         if stats.scope != role.to_string() || stats.label != index.to_string() {
-            return;
+            return None;
         }
-        let Some(instance) = Instance::from_pairs(&stats.scope, &stats.label, &stats.values) else { return };
+        let instance = Instance::from_pairs(&stats.scope, &stats.label, &stats.values)?;
         let instance = Arc::new(instance.of_member(&stats.scope, index));
         if let Some(place) = self.lock().told.get_mut(&member) {
             let rates = place.as_ref().and_then(|before| Rates::of(before, at, &instance));
-            *place = Some(Told { at, instance, rates });
+            *place = Some(Told { at, instance: Arc::clone(&instance), rates });
         }
+        Some(instance)
     }
 
     /// This has happened.
@@ -150,8 +152,8 @@ impl Gathered {
         let told = members.told.values().flatten().filter(|told| self.is_of_late(told, now));
         let rates: Vec<Rates> = told.filter_map(|told| told.rates).collect();
         let bytes = (!rates.is_empty()).then(|| rates.iter().map(|rates| rates.bytes).sum());
-        let blocked = rates.iter().map(|rates| rates.blocked).sum::<f64>() / rates.len() as f64;
-        members.history.push(now, highest_step(&status), bytes.map(|_| blocked), bytes);
+        let blocked = average(rates.iter().map(|rates| rates.blocked));
+        members.history.push(now, highest_step(&status), blocked, bytes);
         if members.earlier.back().is_none_or(|last| last.at + KEPT_EVERY <= now) {
             let told = self.told_of_late(&members, now);
             members.earlier.push_back(Kept { at: now, status: Arc::clone(&status), told });

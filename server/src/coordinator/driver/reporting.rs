@@ -10,7 +10,7 @@ use crossbeam_channel::{RecvTimeoutError, bounded};
 use gradlane_core::config::Config;
 use gradlane_core::local::{OwnThread, confined};
 use gradlane_core::metrics::Instance;
-use gradlane_core::types::{Role, Stats, Time};
+use gradlane_core::types::{Role, Time};
 use gradlane_core::wire::frame::Status;
 use gradlane_core::{Error, Result};
 
@@ -56,22 +56,15 @@ impl Reporting {
     /// The job begins to form, or this coordinator goes on with it. The clock of the times began at `origin_unix_ns`.
     pub(super) fn begin(&mut self, now: Time, origin_unix_ns: u64, is_resumed: bool) {
         let (told, losses) = (BTreeMap::new(), Vec::new());
-        let course = Course { began: now, origin_unix_ns, is_resumed, formed: None, told, losses };
-        self.course = Some(course);
+        self.course = Some(Course { began: now, origin_unix_ns, is_resumed, formed: None, told, losses });
     }
 
-    /// A member has told its metrics. Those of another part than it is are left out.
-    pub(super) fn take(&mut self, now: Time, member: (Role, u32), stats: &Stats) {
-        let (Some(course), (role, index)) = (&mut self.course, member) else { return };
-        if stats.scope == role.to_string()
-            && stats.label == index.to_string()
-            && let Some(instance) = Instance::from_pairs(&stats.scope, &stats.label, &stats.values)
-        {
-            let last = Arc::new(instance);
-            match course.told.entry(member) {
-                Entry::Vacant(place) => drop(place.insert(Told { at: now, first: Arc::clone(&last), last })),
-                Entry::Occupied(mut told) => (told.get_mut().at, told.get_mut().last) = (now, last),
-            }
+    /// A member has told its metrics.
+    pub(super) fn take(&mut self, now: Time, member: (Role, u32), last: Arc<Instance>) {
+        let Some(course) = &mut self.course else { return };
+        match course.told.entry(member) {
+            Entry::Vacant(place) => drop(place.insert(Told { at: now, first: Arc::clone(&last), last })),
+            Entry::Occupied(mut told) => (told.get_mut().at, told.get_mut().last) = (now, last),
         }
     }
 
