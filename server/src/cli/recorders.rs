@@ -5,11 +5,8 @@ use std::time::Duration;
 use gradlane_core::runtime::Operator;
 use gradlane_core::types::{ControlAnswer, ControlCommand, Recipient};
 use gradlane_core::{Error, Result};
-use serde_json::json;
 
-use super::order_all::order_all;
-use super::screen::say;
-use crate::exit;
+use super::order_all::{Errors, as_json, conclude, first_of, order_all};
 
 /// These members write at the same time, to `directory` below `dump_dir` of each. Those that do not answer are named on standard error.
 ///
@@ -23,11 +20,7 @@ pub(super) fn dump(
     json: bool,
 ) -> Result<i32> {
     let Told { files, errors, asked } = written(operator, writers, directory, timeout)?;
-    for (member, error) in &errors {
-        exit::complain(&format!("{member}: {error}"));
-    }
-    say(&if json { as_json(&files, &errors) } else { as_text(&files, asked) })?;
-    Ok(errors.first().map_or(exit::SUCCESS, |(_, error)| exit::code(error)))
+    conclude(&errors, &if json { to_json(&files, &errors) } else { as_text(&files, asked) })
 }
 
 /// The same, with the answers.
@@ -54,8 +47,8 @@ impl Told {
     /// How many have written, where, and the first error.
     pub(super) fn in_short(&self) -> String {
         let place = self.files.first().map(|(member, file)| format!(", {member}: {file}")).unwrap_or_default();
-        let error = self.errors.first().map(|(member, error)| format!("; {member}: {error}")).unwrap_or_default();
-        format!("{} of {} members have written{place}{error}", self.files.len(), self.asked)
+        let (written, asked) = (self.files.len(), self.asked);
+        format!("{written} of {asked} members have written{place}{}", first_of(&self.errors))
     }
 }
 
@@ -79,13 +72,8 @@ fn as_text(files: &[(Recipient, String)], asked: usize) -> String {
     format!("{written}{} of {asked} members have written; read the files with gradlane explain", files.len())
 }
 
-fn as_json(files: &[(Recipient, String)], errors: &[(Recipient, Error)]) -> String {
-    let object = |entries: Vec<(String, String)>| {
-        serde_json::Value::Object(entries.into_iter().map(|(member, text)| (member, text.into())).collect())
-    };
-    let files = object(files.iter().map(|(member, file)| (member.to_string(), file.clone())).collect());
-    let errors = object(errors.iter().map(|(member, error)| (member.to_string(), error.to_string())).collect());
-    json!({ "files": files, "errors": errors }).to_string()
+fn to_json(files: &[(Recipient, String)], errors: &Errors) -> String {
+    as_json(files.iter().map(|(member, file)| (*member, file.clone().into())), errors)
 }
 
 #[cfg(test)]
@@ -108,7 +96,7 @@ mod tests {
         assert_eq!(errors.iter().map(|(member, _)| *member).collect::<Vec<_>>(), [worker(1), worker(2)]);
         let text = as_text(&files, 3);
         assert!(text.starts_with("worker-0 has written /d/0\n1 of 3 members have written"), "{text}");
-        let json: serde_json::Value = serde_json::from_str(&as_json(&files, &errors)).unwrap();
+        let json: serde_json::Value = serde_json::from_str(&to_json(&files, &errors)).unwrap();
         assert_eq!((&json["files"]["worker-0"], json["errors"].as_object().unwrap().len()), (&"/d/0".into(), 2));
     }
 }

@@ -7,9 +7,7 @@ use gradlane_core::types::{ControlAnswer, ControlCommand, Recipient};
 use gradlane_core::{Error, Result};
 use serde_json::json;
 
-use super::order_all::order_all;
-use super::screen::say;
-use crate::exit;
+use super::order_all::{Errors, as_json, conclude, first_of, order_all};
 
 /// Gives the order to these members, and says what came of it. Those that do not obey are named on standard error.
 ///
@@ -24,11 +22,7 @@ pub(super) fn order(
 ) -> Result<i32> {
     let asked = members.len();
     let (obeyed, errors) = obeyed(operator, members, command, timeout)?;
-    for (member, error) in &errors {
-        exit::complain(&format!("{member}: {error}"));
-    }
-    say(&if json { as_json(&obeyed, &errors) } else { as_text(&obeyed, asked, command) })?;
-    Ok(errors.first().map_or(exit::SUCCESS, |(_, error)| exit::code(error)))
+    conclude(&errors, &if json { to_json(&obeyed, &errors) } else { as_text(&obeyed, asked, command) })
 }
 
 /// The same for a screen: one sentence.
@@ -43,9 +37,8 @@ pub(super) fn in_short(
 ) -> Result<String> {
     let asked = members.len();
     let (obeyed, errors) = obeyed(operator, members, command, timeout)?;
-    let error = errors.first().map(|(member, error)| format!("; {member}: {error}")).unwrap_or_default();
     let text = as_text(&obeyed, asked, command);
-    Ok(text.lines().next_back().unwrap_or_default().to_owned() + &error)
+    Ok(text.lines().next_back().unwrap_or_default().to_owned() + &first_of(&errors))
 }
 
 /// Gives the order to these members, which obey at the same time. Those that do not disturb no others. Workers come first: if none of them
@@ -103,11 +96,8 @@ fn as_text(obeyed: &[(Recipient, Vec<String>)], asked: usize, command: &ControlC
     }
 }
 
-fn as_json(obeyed: &[(Recipient, Vec<String>)], errors: &[(Recipient, Error)]) -> String {
-    let files = obeyed.iter().map(|(member, files)| (member.to_string(), json!(files)));
-    let errors = errors.iter().map(|(member, error)| (member.to_string(), json!(error.to_string())));
-    let object = |entries: Vec<(String, serde_json::Value)>| serde_json::Value::Object(entries.into_iter().collect());
-    json!({ "files": object(files.collect()), "errors": object(errors.collect()) }).to_string()
+fn to_json(obeyed: &[(Recipient, Vec<String>)], errors: &Errors) -> String {
+    as_json(obeyed.iter().map(|(member, files)| (*member, json!(files))), errors)
 }
 
 #[cfg(test)]
@@ -136,7 +126,7 @@ mod tests {
             assert_eq!(as_text(&obeyed, 3, &command), format!("worker-0: /d/0/comm.json\n{says}"));
         }
         assert_eq!(as_text(&obeyed, 3, &ControlCommand::StopTimeline), "1 of 3 members record no timeline any more");
-        let json: serde_json::Value = serde_json::from_str(&as_json(&obeyed, &errors)).unwrap();
+        let json: serde_json::Value = serde_json::from_str(&to_json(&obeyed, &errors)).unwrap();
         assert_eq!(json["files"]["worker-0"], json!(["/d/0/comm.json"]));
         assert_eq!(json["errors"].as_object().unwrap().len(), 2);
     }

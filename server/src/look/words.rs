@@ -3,8 +3,7 @@
 use std::time::Duration;
 
 use gradlane_core::config::units;
-use gradlane_core::types::Phase;
-use gradlane_core::types::printable;
+use gradlane_core::types::{Phase, printable};
 use gradlane_core::wire::frame::{Health, Waiting, WaitingTensor};
 
 /// What a job does.

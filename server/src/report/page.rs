@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use super::{Member, Rank, Report, Server};
-use crate::look::words::{bytes, millis, percent};
+use crate::look::words::{bytes, millis, percent, seconds};
 
 impl Report {
     /// The page. With many members it has those that matter most, and counts the others.
@@ -129,7 +129,7 @@ pub(super) fn time(nanoseconds: u64) -> String {
 
 /// A long time.
 fn span(nanoseconds: u64) -> String {
-    format!("{:.1} s", Duration::from_nanos(nanoseconds).as_secs_f64())
+    seconds(Duration::from_nanos(nanoseconds))
 }
 
 /// Members tell their metrics each second and when they leave. What is older than this does not show the end.

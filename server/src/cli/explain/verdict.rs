@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use gradlane_core::types::{WorkerSet, printable};
 
+use crate::look::words::seconds;
 use crate::report::Report;
 
 use super::dump::{Dump, Failure, Found, Last, Round, State};
@@ -59,8 +60,8 @@ fn of_job(job: &str, dumps: &[&Dump], reports: &[Report]) -> String {
     // The one with the most to tell is the latest of the job.
     let report = reports.iter().filter(|report| report.job == job).max_by_key(|report| report.duration_ns);
     lines.extend(report.map(|report| {
-        let seconds = seconds(Duration::from_nanos(report.duration_ns));
-        format!("By the metrics of all members in its {seconds} until its report: {}.", plain(&report.verdict))
+        let lasted = seconds(Duration::from_nanos(report.duration_ns));
+        format!("By the metrics of all members in its {lasted} until its report: {}.", plain(&report.verdict))
     }));
     lines.push(String::new());
     lines.push("What each of them says:".to_owned());
@@ -194,10 +195,6 @@ fn named(ranks: &[u32]) -> String {
 fn begin(text: &str) -> String {
     let mut chars = text.chars();
     chars.next().map_or_else(String::new, |first| first.to_uppercase().chain(chars).collect())
-}
-
-fn seconds(time: Duration) -> String {
-    format!("{:.1} s", time.as_secs_f64())
 }
 
 /// Foreign text on one line, without what a terminal would obey, and not too long.

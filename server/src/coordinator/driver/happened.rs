@@ -6,6 +6,7 @@ use gradlane_core::error::ranks;
 use gradlane_core::types::Time;
 
 use super::super::Event;
+use crate::look::words::seconds;
 
 /// The last [`EVENTS_MAX`] events.
 #[derive(Default, Debug)]
@@ -42,13 +43,13 @@ pub(super) fn sentence(event: &Event) -> Option<String> {
         Event::Ordered { to, order } => format!("an operator has given {to} the order {order}"),
         Event::Refused { who, error } => format!("{who} was refused: {error}"),
         Event::Suspect { member, place, silent } => {
-            format!("{member} on {place} is silent for {:.1} s", silent.as_secs_f64())
+            format!("{member} on {place} is silent for {}", seconds(*silent))
         }
         Event::Dead { member, place, cause } => format!("{member} on {place} is lost: {cause}"),
         Event::Stall { tensor, stall, others, .. } => {
             let more = if *others == 0 { String::new() } else { format!(", and {others} other sums waited") };
-            let (round, waited) = (stall.round.0, stall.waited.as_secs_f64());
-            format!("{tensor} round {round} has waited {waited:.1} s for {}{more}", ranks(&stall.missing))
+            let (round, waited) = (stall.round.0, seconds(stall.waited));
+            format!("{tensor} round {round} has waited {waited} for {}{more}", ranks(&stall.missing))
         }
         Event::Ends { reason } => format!("the job ends: {reason}"),
         Event::Restores { reason } => format!("the job goes back to a checkpoint: {reason}"),
