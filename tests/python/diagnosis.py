@@ -11,14 +11,12 @@ be busy with other things too.
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -223,24 +221,24 @@ class Job:
         return Said(top, _find(r"verdict: ([^<]*)", page), json.loads(report.read_text())["verdict"], explain)
 
     def _start(self, machine: int | None, command: Sequence[str], env: Mapping[str, str]) -> Running:
-        entered = [] if self._machines is None else self._machines.enter(machine)
-        return self._stack.enter_context(Running([*entered, *command], env=self.env | dict(env)))
+        return self._stack.enter_context(Running([*self._enter(machine), *command], env=self.env | dict(env)))
 
     def _gradlane(self, *words: str) -> str:
-        entered = [] if self._machines is None else self._machines.enter(None)
-        command = [*entered, *GRADLANE, *words]
-        env = clean_environment() | self.env
-        ended = subprocess.run(command, env=env, capture_output=True, encoding="utf-8", timeout=PATIENCE, check=False)
-        assert ended.returncode == 0, f"{words}: {ended.stdout}{ended.stderr}"
-        return ended.stdout
+        return self._ask([*GRADLANE, *words])
 
     def _fetch(self, address: str) -> str:
-        if self._machines is None:
-            with urllib.request.urlopen(address, timeout=PATIENCE) as answer:
-                return answer.read().decode()
         fetch = "import sys, urllib.request; print(urllib.request.urlopen(sys.argv[1], timeout=30).read().decode())"
-        command = [*self._machines.enter(None), sys.executable, "-c", fetch, address]
-        return subprocess.run(command, capture_output=True, encoding="utf-8", timeout=PATIENCE, check=True).stdout
+        return self._ask([sys.executable, "-c", fetch, address])
+
+    def _ask(self, command: Sequence[str]) -> str:
+        """What a command prints on the machine of the coordinator."""
+        line, env = [*self._enter(None), *command], clean_environment() | self.env
+        ended = subprocess.run(line, env=env, capture_output=True, encoding="utf-8", timeout=PATIENCE, check=False)
+        assert ended.returncode == 0, f"{command}: {ended.stdout}{ended.stderr}"
+        return ended.stdout
+
+    def _enter(self, machine: int | None) -> list[str]:
+        return [] if self._machines is None else self._machines.enter(machine)
 
 
 def _find(pattern: str, text: str) -> str:
@@ -277,5 +275,4 @@ def main(names: Sequence[str]) -> int:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    os.environ.setdefault("PYTHONUTF8", "1")
     sys.exit(main(sys.argv[1:]))
