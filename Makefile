@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export PYTHONUTF8 := 1
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test built-for-tests test-rust test-sim test-net test-hostile test-faults test-kills test-churn test-lasting test-soak test-cycles test-snapshots test-diagnosis test-board test-models test-python test-transports test-torch-oldest test-frameworks test-tensorflow test-tensorflow-quick test-tensorflow-oldest test-jax test-jax-quick test-jax-oldest static-server test-static lint bench bench-peers deny fuzz fuzz-run fakes gpu-bundle gpu-check issue-cost ptx servers clean
+.PHONY: help demo test built-for-tests test-rust test-sim test-net test-hostile test-faults test-kills test-churn test-lasting test-soak test-cycles test-snapshots test-diagnosis test-board test-perfetto test-models test-python test-transports test-torch-oldest test-frameworks test-tensorflow test-tensorflow-quick test-tensorflow-oldest test-jax test-jax-quick test-jax-oldest static-server test-static lint types clippy bench bench-peers deny fuzz fuzz-run fakes gpu-bundle gpu-check issue-cost ptx servers clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -36,20 +36,24 @@ demo: $(VENV)/installed $(DEMO_VENV)/installed ## two workers, two servers, real
 	@$(DEMO_VENV)/bin/python examples/demo.py --framework $(FRAMEWORK)
 
 test: $(VENV)/requirements ## everything CI runs
-	@$(MAKE) --no-print-directory -j2 --output-sync=line built-for-tests .venv-tensorflow/installed .venv-jax/installed
-	@$(MAKE) --no-print-directory test-rust test-python test-tensorflow-quick test-jax-quick TRANSPORTS_AT_MOST=1
+	@$(MAKE) --no-print-directory -j3 --output-sync=line built-for-tests .venv-tensorflow/installed .venv-jax/installed
+	@$(MAKE) --no-print-directory -j2 --output-sync=line test-rust test-tensorflow-quick test-jax-quick TRANSPORTS_AT_MOST=1
+	@$(MAKE) --no-print-directory test-python TRANSPORTS_AT_MOST=1
 	@$(call count_skips,$(SKIPS)/rust $(SKIPS)/python)
-	@echo "Left out, each with a target: transports, frameworks, torch-oldest, static, net, hostile, faults, kills, churn, lasting, soak, cycles, snapshots, diagnosis, board, models (make test-...), fuzz, gpu-check"
+	@echo "Left out, each with a target: transports, frameworks, torch-oldest, static, net, hostile, faults, kills, churn, lasting, soak, cycles, snapshots, diagnosis, board, perfetto, models (make test-...), fuzz, gpu-check"
 
-# `cargo test` comes last. The stand-ins have one file for whatever features their dependencies get, so each of the two makes them anew,
-# and then the tests that are linked with them: 200 s of CI if `cargo test` has to do that twice.
+# `cargo test` comes first, because it has most to compile side by side. What Python loads and starts is then only linked.
 built-for-tests: lint
-	@$(MAKE) --no-print-directory $(TESTED) fakes servers
 	cargo test --quiet --no-run
+	@$(MAKE) --no-print-directory $(TESTED) servers
 
-lint: $(VENV)/requirements
-	cargo fmt --all --check
+lint: types clippy ## formatting, types of Python, and clippy
+
+types: $(VENV)/requirements
 	$(BIN)/mypy --config-file pyproject.toml plugins/gradlane
+
+clippy: $(VENV)/requirements
+	cargo fmt --all --check
 	PYO3_PYTHON=$(abspath $(BIN)/python) cargo clippy --workspace --all-targets -- -D warnings
 
 test-rust: ## without Python: the same as a plain `cargo test`
@@ -84,11 +88,14 @@ test-cycles: $(TESTED) ## workers of an elastic job that are killed, and others 
 test-snapshots: $(TESTED) servers ## a worker that is killed at each step of saving a table, and new servers that load it: KILLS=50 (a few minutes)
 	SNAPSHOT_KILLS=$(or $(KILLS),50) $(BIN)/python -m pytest -q tests/python/test_table_snapshots.py -k killed
 
-test-diagnosis: $(TESTED) servers fakes ## nine causes that slow a job down, and what top, the page, the report and explain say of them, with a table (4 minutes)
+test-diagnosis: $(TESTED) servers ## causes that slow a job down, and what top, the page, the report and explain say of them, with a table (5 minutes)
 	$(BIN)/python tests/python/diagnosis.py
 
 test-board: $(TESTED) ## the expressions of the Grafana board, in a real Prometheus that scrapes a job (a minute); needs `prometheus`
 	$(BIN)/python tests/python/board.py
+
+test-perfetto: $(TESTED) .venv-perfetto/installed ## merged timelines in Perfetto itself (a minute); needs `chromium` and `chromium-driver`; PICTURE=timeline.png
+	.venv-perfetto/bin/python tests/perfetto/check.py $(if $(PICTURE),--picture $(PICTURE))
 
 # An idle machine, please: the figures are those of the machine. What is wrong or hangs fails on any.
 test-net: ## jobs on every bad network, with a table (30 minutes): SEEDS=1 for a third of it, ONLY=loss,MTU for some
@@ -97,14 +104,16 @@ test-net: ## jobs on every bad network, with a table (30 minutes): SEEDS=1 for a
 test-hostile: ## a job that trains under every attack on its ports, with a table (5 minutes): ONLY=Initials,gaps for some
 	cargo test -p gradlane-tests --test suites -- hostile
 
-# What Python's tests of CUDA tensors load by path: target/debug/libfakecuda.so and target/debug/libfakenccl.so, as `cargo test` builds them.
+# The stand-ins of CUDA and NCCL that are loaded by path, target/debug/libfakecuda.so and target/debug/libfakenccl.so, where nothing else needs what
+# `servers` builds. Their dependencies have other features here, so `cargo test` makes them anew.
 fakes:
 	cargo build --quiet -p fakecuda -p fakenccl
 
-# What Python's tests start by path: target/debug/kv-server and gradlane-server. They are named together with what the package is made of, because cargo chooses the
-# features of dependencies for all that it builds at once, and would compile the engine once more for other features.
+# What Python's tests start and load by path: target/debug/kv-server and gradlane-server, and the stand-ins. They are named together with what the package
+# is made of, because cargo chooses the features of dependencies for all that it builds at once, and would compile the engine and the stand-ins once more
+# for other features.
 servers:
-	cargo build --quiet -p gradlane-bench -p gradlane-session -p gradlane-server -p kv-server --features $(AS_TESTED)
+	cargo build --quiet -p gradlane-bench -p gradlane-session -p gradlane-server -p kv-server -p fakecuda -p fakenccl --features $(AS_TESTED)
 
 # Three files side by side on two cores, because many tests wait for a deadline and compute nothing meanwhile. The tests of a file share
 # jobs, and `conftest.py` sorts the files. A plain `pytest` runs the same tests one after another.
@@ -112,7 +121,7 @@ SIDE_BY_SIDE := -n 3 --dist loadfile --no-loadscope-reorder
 
 test-transports: test-python ## Python's tests, each over all transports that it names; `make test` tries one for each test (20 minutes)
 
-test-python: $(TESTED) fakes servers
+test-python: $(TESTED) servers
 	@mkdir -p $(SKIPS) && rm -f $(SKIPS)/python
 	SKIPPED_TESTS=$(SKIPS)/python $(BIN)/python -m pytest -q $(SIDE_BY_SIDE) tests/python
 
@@ -130,6 +139,9 @@ $(FRAMEWORKS)/installed: tests/frameworks/requirements.txt | $(VENV)/bin/uv
 
 # The folders are called otherwise than the packages: where one of those is missing, Python would import the folder.
 .venv-%/installed: tests/frameworks/on_%/requirements.txt | $(VENV)/bin/uv
+	$(install_framework)
+
+.venv-perfetto/installed: tests/perfetto/requirements.txt | $(VENV)/bin/uv
 	$(install_framework)
 
 .venv-torch-oldest/installed: tests/python/requirements-torch-oldest.txt | $(VENV)/bin/uv
@@ -168,8 +180,10 @@ test-jax-oldest: $(TESTED) .venv-jax-oldest/installed ## the same tests with the
 
 # Build scripts and macros are not linked this way, because they are built for the host and this for a named target.
 HOST = $(shell rustc -vV | sed -n 's/^host: //p')
+# For `gradlane_build_info`. Only what is built to be used elsewhere has it, because another commit builds everything anew.
+COMMIT = $(shell git rev-parse --short=12 HEAD 2>/dev/null || echo unknown)
 static-server: ## target/static/gradlane-server, which needs no other file and runs on any Linux of this architecture
-	RUSTFLAGS="-C target-feature=+crt-static" cargo build --release --locked --target $(HOST) --target-dir target/static -p gradlane-server
+	SOURCE_COMMIT=$(COMMIT) RUSTFLAGS="-C target-feature=+crt-static" cargo build --release --locked --target $(HOST) --target-dir target/static -p gradlane-server
 	strip -o target/static/gradlane-server target/static/$(HOST)/release/gradlane-server
 
 test-static: static-server $(VENV)/installed ## a job with that server in a folder without any other file; needs root
@@ -177,7 +191,7 @@ test-static: static-server $(VENV)/installed ## a job with that server in a fold
 
 gpu-bundle: $(VENV)/installed ## what `gpu-check` needs on another machine with a GPU, into dist/gpu
 	rm -rf dist/gpu && mkdir -p dist/gpu
-	$(BIN)/maturin build --release --quiet --interpreter $(BIN)/python --out dist/gpu
+	SOURCE_COMMIT=$(COMMIT) $(BIN)/maturin build --release --quiet --interpreter $(BIN)/python --out dist/gpu
 	cp tests/gpu/*.py tests/gpu/README.md tests/python/training.py dist/gpu
 
 # From the bundle, so that what is tried here is what runs elsewhere.

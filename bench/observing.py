@@ -2,6 +2,7 @@
 
 python bench/observing.py                       all rows, 40 turns each (10 minutes)
 python bench/observing.py --only shm --turns 20
+python bench/observing.py --asks 1000           with somebody who asks all the time
 python bench/observing.py --short               tries it out
 
 Jobs that differ in nothing but what they record reduce the same gradients in place, in turns within one run: two workers and a server, all
@@ -9,7 +10,9 @@ processes of this host, and 16 tensors of 4 KiB or of 4 MiB each. A turn's figur
 divided by the figure of the job that records nothing, turn by turn: the median, and below which value the median is with a probability of 95 %,
 as the order of the ratios tells.
 
-`asked` shows its metrics, and each of its four processes is asked for them 50 times a second. Whoever asks takes time of the same cores.
+`asked` shows its metrics, and each of its four processes is asked for them 50 times a second (`--asks`), or as often as it answers. It is asked
+before each turn already, until its exporters have used up what they had saved. Behind its row stands how many requests each process answered,
+and which part of a core its exporter took. Whoever asks takes time of the same cores, which is in the ratio too.
 
 Every element of every sum is checked, outside of what is timed. The exit code is 1 if one is wrong.
 """
@@ -18,7 +21,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import http.client
 import math
 import random
 import socket
@@ -26,6 +28,7 @@ import statistics
 import sys
 import tempfile
 import threading
+import time
 from pathlib import Path
 
 from recovery import PATIENCE, Failed, Job, is_wanted, turn
@@ -36,34 +39,61 @@ SIZES = {"4KiB": 1 / 16, "4MiB": 64.0}
 SUMS = {"4KiB": 200, "4MiB": 3}
 """Sums in a turn."""
 NOTHING = {"GRADLANE_RECORDER_EVENTS": "0"}
-ASKS_PER_SECOND = 50
+ASKS_OF_A_THREAD = 250
+"""A second. More of them need more threads, because each waits for its answer."""
+LEAD = 0.5
+"""Seconds for which a job is asked before its turn. What exporters save between its turns lasts for a few tenths."""
+ASKING = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
 class Asker:
-    """Asks all processes of a job for their metrics while it is in the context."""
+    """Asks all processes of a job for their metrics while it is in the context, each so many times a second."""
 
-    def __init__(self, first_port: int) -> None:
-        self._ports, self._ends = [first_port + number for number in range(WORKERS + 2)], threading.Event()
-        self._threads = [threading.Thread(target=self._ask, args=(port,), daemon=True) for port in self._ports]
-        self.answers = 0
+    def __init__(self, job: Job, first_port: int, asks: int) -> None:
+        self._pids = [member.process.pid for member in job.members]
+        self._ends = threading.Event()
+        threads = math.ceil(asks / ASKS_OF_A_THREAD)
+        ports = [first_port + number for number in range(len(self._pids))] * threads
+        self._threads = [threading.Thread(target=self._ask, args=(port, threads / asks), daemon=True) for port in ports]
+        self._counts = list[int]()
+        self.answers, self.seconds, self.cpu_seconds = 0, 0.0, 0.0
 
-    def _ask(self, port: int) -> None:
-        while not self._ends.wait(1 / ASKS_PER_SECOND):
-            with contextlib.suppress(OSError, http.client.HTTPException):
-                connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
-                connection.request("GET", "/metrics")
-                self.answers += connection.getresponse().read().startswith(b"#")
-                connection.close()
+    def _ask(self, port: int, pause: float) -> None:
+        due, answers = time.monotonic(), 0
+        while not self._ends.wait(max(0.0, due - time.monotonic())):
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
+                connection.sendall(ASKING)
+                text = b"".join(iter(lambda: connection.recv(1 << 16), b""))
+                answers += text.startswith(b"HTTP/1.1 200 ")
+            due = max(due + pause, time.monotonic() - pause)
+        self._counts.append(answers)
 
     def __enter__(self) -> Asker:
+        self.seconds, self.cpu_seconds = -time.monotonic(), -exporters_cpu(self._pids)
         for thread in self._threads:
             thread.start()
+        time.sleep(LEAD)
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.seconds += time.monotonic()
+        self.cpu_seconds += exporters_cpu(self._pids)
         self._ends.set()
         for thread in self._threads:
             thread.join()
+        self.answers = sum(self._counts)
+
+
+def exporters_cpu(pids: list[int]) -> float:
+    """The processor time in seconds that the exporters of these processes have taken."""
+    seconds = []
+    for thread in (thread for pid in pids for thread in Path(f"/proc/{pid}/task").iterdir()):
+        with contextlib.suppress(OSError):  # one that has ended
+            if (thread / "comm").read_text(encoding="utf-8") == "gl-metrics\n":
+                seconds.append(int((thread / "schedstat").read_text(encoding="utf-8").split()[0]) / 1e9)
+    if len(seconds) != len(pids):
+        raise Failed(f"{len(seconds)} of {len(pids)} processes show their metrics")
+    return sum(seconds)
 
 
 def free_ports(count: int) -> int:
@@ -87,7 +117,7 @@ def upper(ratios: list[float]) -> float:
     return max(ratios)
 
 
-def measure(way: str, size: str, turns: int, folder: Path) -> None:
+def measure(way: str, size: str, turns: int, asks: int, folder: Path) -> None:
     """Prints the rows of a way and a size."""
     port = free_ports(WORKERS + 2)
     kinds = {
@@ -106,38 +136,44 @@ def measure(way: str, size: str, turns: int, folder: Path) -> None:
                 worker.hear("is_there", job.until)
             turn(job, SUMS[size])
         took: dict[str, list[float]] = {name: [] for name in started}
-        answers = 0
+        askers = []
         for number in range(turns):
             for name in list(started) if number % 2 == 0 else list(reversed(started)):
-                with Asker(port) if name == "asked" else contextlib.nullcontext() as asker:
+                with contextlib.ExitStack() as asking:
+                    if name == "asked":
+                        askers.append(asking.enter_context(Asker(started[name], port, asks)))
                     took[name].append(turn(started[name], SUMS[size]))
-                answers += asker.answers if asker is not None else 0
         for job in started.values():
             job.finish()
+    answers, seconds, cpu_seconds = (sum(getattr(asker, what) for asker in askers) for what in ("answers", "seconds", "cpu_seconds"))
     if answers == 0:
         raise Failed("nobody has answered with metrics")
+    processes = WORKERS + 2
+    exporters = f"   {answers / seconds / processes:.0f} answers a second, {100 * cpu_seconds / seconds / processes:.2f} % of a core"
     for name, values in took.items():
         ratios = [value / base for value, base in zip(values, took["nothing"], strict=True)]
         median, bound = statistics.median(ratios), upper(ratios)
-        print(f"{way:6}{size:6}{name:10}{len(values):6}{1000 * statistics.median(values):10.3f}   {median:.3f} (95 %: {bound:.3f})", flush=True)
+        row = f"{way:6}{size:6}{name:10}{len(values):6}{1000 * statistics.median(values):10.3f}   {median:.3f} (95 %: {bound:.3f})"
+        print(row + (exporters if name == "asked" else ""), flush=True)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--turns", type=int, default=40, help="of each job (default 40)")
     parser.add_argument("--only", default="shm,quic", help="rows with these words, such as 'shm 4KiB'")
+    parser.add_argument("--asks", type=int, default=50, help="requests a second to each process of the job that is asked (default 50)")
     parser.add_argument("--short", action="store_true", help="two turns")
     arguments = parser.parse_args()
     turns = 2 if arguments.short else arguments.turns
     rows = [(way, size) for way in ("shm", "quic") for size in SIZES if is_wanted(f"{way} {size}", arguments.only)]
-    if turns < 1 or not rows:
-        parser.error("--turns is at least 1, and --only names a row such as 'shm 4KiB'")
+    if turns < 1 or arguments.asks < 1 or not rows:
+        parser.error("--turns and --asks are at least 1, and --only names a row such as 'shm 4KiB'")
     print(f"{WORKERS} workers and a server on {socket.gethostname()}; milliseconds of 16 sums, a turn waits for {PATIENCE:.0f} s at most")
     print(f"{'over':6}{'each':6}{'records':10}{'turns':>6}{'median':>10}   ratio", flush=True)
     for way, size in rows:
         with tempfile.TemporaryDirectory(prefix="observing-") as folder:
             try:
-                measure(way, size, turns, Path(folder))
+                measure(way, size, turns, arguments.asks, Path(folder))
             except Failed as error:
                 print(f"FAILED: {error}", file=sys.stderr)
                 return 1

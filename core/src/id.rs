@@ -86,6 +86,14 @@ pub struct Epoch {
     pub number: u32,
 }
 
+impl Epoch {
+    /// The epoch that is displayed as `text`. `None` if the text is no epoch.
+    pub fn of_text(text: &str) -> Option<Self> {
+        let (term, number) = text.strip_prefix("epoch ")?.split_once('.')?;
+        Some(Self { term: term.parse().ok()?, number: number.parse().ok()? })
+    }
+}
+
 impl fmt::Display for Epoch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "epoch {}.{}", self.term, self.number)
@@ -143,6 +151,15 @@ mod tests {
     #[test]
     fn an_epoch_of_a_later_term_is_newer_whatever_its_number() {
         assert!(Epoch { term: 2, number: 0 } > Epoch { term: 1, number: 9 });
+    }
+
+    #[test]
+    fn an_epoch_is_read_from_its_text() {
+        let epoch = Epoch { term: 7, number: u32::MAX };
+        assert_eq!(Epoch::of_text(&epoch.to_string()), Some(epoch));
+        for text in ["", "epoch", "epoch 1", "epoch 1.", "epoch 1.2.3", "epoch 1.4294967296", "1.2"] {
+            assert_eq!(Epoch::of_text(text), None, "{text:?}");
+        }
     }
 
     #[test]

@@ -42,3 +42,15 @@ pub use error::{Code, Error, Result};
 #[cfg(test)]
 #[path = "../../tests/harness/skip.rs"]
 pub mod skip;
+
+#[cfg(test)]
+#[path = "../../tests/harness/random.rs"]
+pub mod random;
+
+#[cfg(test)]
+#[path = "../../tests/harness/allocation.rs"]
+pub mod allocation;
+
+#[cfg(test)]
+#[global_allocator]
+static ALLOCATOR: allocation::Counting = allocation::Counting;

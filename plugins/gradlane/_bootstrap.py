@@ -14,17 +14,21 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
 from gradlane import _core
+from gradlane._software import software
 from gradlane.errors import Error, TimeoutError
 
 if TYPE_CHECKING:
     from torch.distributed import Store
+
+Joining = Callable[[Mapping[str, str], _core.Embedded | None], None]
+"""Is told the settings that were given as arguments before this process joins a job, and once more with the servers that it embeds for it."""
 
 _STORE_INTERVAL = 0.02
 """Seconds between two looks into the store of torchrun's agent."""
@@ -125,6 +129,7 @@ def enter(
     settings: Mapping[str, str],
     timeout: float | None,
     generation: int,
+    joining: Joining,
     store: Store | None = None,
 ) -> Job:
     """Finds the job and joins it.
@@ -134,6 +139,7 @@ def enter(
         settings: knobs by name, as text.
         timeout: seconds for the whole job to form; None takes the setting `join_timeout`.
         generation: how many jobs this process has joined; prevents that the join string of a past job is used again.
+        joining: called before anybody is waited for.
         store: what PyTorch makes its first process group with; used under torchrun's variables.
     Raises:
         ConfigError: the arguments or the environment contradict themselves, or name no coordinator.
@@ -149,9 +155,12 @@ def enter(
         raise entrance
     if entrance["way"] == "alone":
         return Job(_core.Session.local(dict(settings)), launch, None, 0, 1, settings, compression)
+    joining(settings, None)
     with contextlib.ExitStack() as while_joining:
         embedded, join, place = _meet(launch, entrance, dict(settings), generation, store, while_joining)
         try:
+            if embedded is not None:
+                joining(settings, embedded)
             session = _core.Session.join(
                 join,
                 rank=launch.rank,
@@ -163,6 +172,7 @@ def enter(
                 num_nodes=launch.num_nodes,
                 settings=dict(settings),
                 timeout=timeout,
+                software=software(),
                 embedded=embedded,
                 **place,
             )

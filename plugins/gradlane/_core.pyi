@@ -140,11 +140,12 @@ _Checkpointed = tuple[int, str, int, int, int, list[tuple[int, int]], str]
 
 @final
 class Stacks:
-    """Brings the stacks of Python's threads into the dumps of a session's flight recorder."""
+    """Brings the stacks of Python's threads into the dumps of a session's flight recorder, and dumps all members at a signal."""
 
     @staticmethod
-    def of(session: Session) -> Stacks | None:
-        """None if the session records nothing."""
+    def of(settings: dict[str, str] | None, session: Session | None, embedded: list[Embedded]) -> Stacks | None:
+        """`settings` are those given for the job that this process is in or joins. None if there is nothing to do: the session records
+        nothing, and a signal is to dump nothing."""
     @property
     def requests(self) -> int:
         """The file descriptor with a byte `?` for each request, and another byte after `close`."""
@@ -176,6 +177,7 @@ class Session:
         num_nodes: int,
         settings: dict[str, str],
         timeout: float,
+        software: dict[str, str],
         file: Path | None = None,
         job: str | None = None,
         embedded: Embedded | None = None,
@@ -185,6 +187,7 @@ class Session:
         Args:
             file, job: the file, or the job of this user's state directory, where `join` was found. If its coordinator
                 does not answer, a newer one is looked for there.
+            software: versions of what this process runs, for the report of the job.
             embedded: the coordinator in this process, whose exporter shows this worker too.
         """
     @staticmethod

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Self
 
-from gradlane import _core
+from gradlane import _core, _stacks
 from gradlane.errors import FailedPreconditionError
 
 
@@ -62,6 +62,7 @@ class Server:
             self._running = _core.Embedded(
                 bind=self._bind, workers=self._workers, servers=self._servers, job=self._job, settings=self._settings
             )
+            _stacks.started(self._running)
         return self
 
     def stop(self, timeout: float = 10.0) -> None:
@@ -69,7 +70,10 @@ class Server:
         self._stopped = True
         running, self._running = self._running, None
         if running is not None:
-            running.stop(timeout)
+            try:
+                running.stop(timeout)
+            finally:
+                _stacks.stopped(running)
 
     def __enter__(self) -> Self:
         return self.start()

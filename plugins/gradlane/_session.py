@@ -39,6 +39,7 @@ _longest = (0, 0.0)
 """The generation of a job, and the longest timeout of which `note_timeout` does not warn in it."""
 _followers: list[Callable[[], None]] = []
 _visitors: list[Callable[[_core.Session | None], None]] = []
+_joining: list[_bootstrap.Joining] = []
 # A forked child keeps the parent's session but neither uses nor frees it: freeing would wait for threads that exist
 # only in the parent.
 _inherited: _bootstrap.Job | None = None
@@ -122,7 +123,12 @@ def _join(
         if _job is not None:
             _refuse_another(_job, arguments)
             return
-        _job = _bootstrap.enter(arguments, settings, timeout, _generation, store)
+        try:
+            _job = _bootstrap.enter(arguments, settings, timeout, _generation, _tell_joining, store)
+        except BaseException:
+            for visit in _visitors:
+                visit(None)
+            raise
         _generation += 1
         _enrolment += 1
         _is_newcomer = _job.session.times_formed > 0
@@ -287,11 +293,22 @@ def move_along(one: Moving) -> None:
 
 
 def whenever_joined(visit: Callable[[_core.Session | None], None]) -> None:
-    """Calls `visit` with the session of each job that this process joins, the present one too; with None after it left."""
+    """Calls `visit` with the session of each job that this process joins, the present one too; with None after it left, or
+    could not join."""
     with _lock:
         _visitors.append(visit)
         if _job is not None:
             visit(_job.session)
+
+
+def whenever_joining(visit: _bootstrap.Joining) -> None:
+    """Calls `visit` whenever this process is about to join a job of several workers. `whenever_joined` tells how that ended."""
+    _joining.append(visit)
+
+
+def _tell_joining(settings: Mapping[str, str], embedded: _core.Embedded | None) -> None:
+    for visit in _joining:
+        visit(settings, embedded)
 
 
 def rank() -> int:

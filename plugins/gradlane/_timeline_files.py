@@ -22,7 +22,7 @@ HEAD = "gradlane_timeline"
 """The event that says of which process a file is, and when the clock of its times began."""
 READING = "gradlane_clock"
 """The event that says what the wall clock and the coordinator's clock showed at a time of the file."""
-VERSION = 1
+VERSION = 2
 
 
 class Timeline:
@@ -62,10 +62,12 @@ class Own(Timeline):
     def __init__(self, path: Path, events: list[Event], head: Event) -> None:
         super().__init__(path, events)
         about = _arguments(path, head, base_unix_ns=int, version=int)
-        if about["version"] != VERSION:
+        # In files of version 1 each event says what it is about.
+        if about["version"] not in (1, VERSION):
             raise InvalidArgumentError(
                 f"{path} is a timeline of another version of gradlane: {about['version']}, and not {VERSION}"
             )
+        _complete(events)
         self.base_ns = about["base_unix_ns"]
         self.host, self.process, self.member = about.get("host"), about.get("process"), str(about.get("member"))
         # Files of one machine have one clock. A file that cannot say which has one of its own.
@@ -224,6 +226,19 @@ def merge(files: list[Timeline]) -> Picture:
     return Picture(events, of_files, merged)
 
 
+def _complete(events: list[Event]) -> None:
+    """Adds to the events of parts what their rows say for all of them."""
+    rows: dict[object, Event] = {}
+    for event in events:
+        about = event.get("args")
+        if not isinstance(about, dict):
+            continue
+        if event.get("name") == "thread_name":
+            rows[_row(event)] = {word: about[word] for word in ("tensor", "key", "part", "bytes", "priority", "server") if word in about}
+        elif "round" in about:
+            event["args"] = rows.get(_row(event), {}) | about
+
+
 def _free_name(name: str, taken: set[str]) -> str:
     """This name, or with a number if it is in `taken`, to which it is added."""
     names = itertools.chain([name], (f"{name} ({number})" for number in itertools.count(2)))
@@ -272,9 +287,16 @@ _FIRST_FREE = 1 << 24
 
 
 def _process(event: Event) -> object:
-    process = event.get("pid")
-    # What cannot be the key of a dictionary is no process.
-    return process if isinstance(process, (int, float, str)) else None
+    return _number(event.get("pid"))
+
+
+def _row(event: Event) -> object:
+    return _process(event), _number(event.get("tid"))
+
+
+def _number(value: object) -> object:
+    # What cannot be the key of a dictionary is the number of no process or thread.
+    return value if isinstance(value, (int, float, str)) else None
 
 
 class _Exact(float):

@@ -1,4 +1,4 @@
-"""What the timelines of workers and servers say about one sum: names, arrows, and what cannot have been."""
+"""What the timelines of workers and servers say about one sum, or one use of a parameter or a table: names, arrows, and what cannot have been."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from gradlane._timeline_clock import Times
 from gradlane.timeline import Pair, Violation
 
 Event = dict[str, Any]
-Key = tuple[str, int, int]
-"""The key of a tensor, the part, and the round: one sum."""
+Key = tuple[str, int, int, str | None]
+"""The key of a tensor, the part, the round, and what is used: one sum, or of each worker one use. The use of a residual has the round of the
+next sum, and says `residual`."""
 
 VIOLATIONS_MAX = 100
 
@@ -57,7 +58,8 @@ class Placed:
             return None
         key, part, round = args.get("key"), args.get("part"), args.get("round")
         is_one = isinstance(key, str) and isinstance(part, int) and isinstance(round, int)
-        return (key, part, round) if is_one else None  # type: ignore[return-value]
+        use = "residual" if args.get("use") == "residual" else None
+        return (key, part, round, use) if is_one else None  # type: ignore[return-value]
 
 
 @dataclass
@@ -69,6 +71,9 @@ class _Sum:
     spans: dict[tuple[str, str], Placed] = field(default_factory=dict)
     first_bytes: dict[str, Placed] = field(default_factory=dict)
     last_bytes: dict[str, Placed] = field(default_factory=dict)
+    uses: dict[str, Placed] = field(default_factory=dict)
+    """By worker, as the answers to them."""
+    answers: dict[str, Placed] = field(default_factory=dict)
 
     def add(self, placed: Placed) -> None:
         name, args = placed.event.get("name"), placed.event["args"]
@@ -81,6 +86,11 @@ class _Sum:
             # A worker that repeats its contribution sends the rest of it.
             if name == "LAST BYTE" or f"worker {args.get('worker')}" not in of:
                 of[f"worker {args.get('worker')}"] = placed
+        elif is_server and name == "USE" and args.get("outcome") == "answered":
+            # A worker that lost its connection asks again.
+            self.uses.setdefault(_only(args), placed)
+        elif is_server and name == "ANSWER":
+            self.answers[_only(args)] = placed
         elif not is_server and name == "PUSH":
             self.pushes.setdefault(placed.member, placed)
         elif not is_server and name == "PULL" and args.get("outcome") == "done":
@@ -88,7 +98,8 @@ class _Sum:
 
 
 def connect(placed: Iterable[Placed]) -> tuple[list[tuple[int, Event]], list[Violation], list[Pair]]:
-    """Arrows from each PUSH to its SUM and from each SEND to its PULL, and the violations of causality: the worst, and counts.
+    """Arrows from each PUSH to its SUM or USE and from each SEND or ANSWER to the end of its PULL, and the violations of causality: the
+    worst, and counts.
 
     Names the rows of servers by the tensors, which only workers know.
     """
@@ -126,13 +137,33 @@ def _connect(sum: _Sum, arrows: list[tuple[int, Event]]) -> None:
                     _arrow(arrows, "push", (push.start_ns, push.event), (last.start_ns, of_server))
         else:
             for pull in sum.pulls.values():
-                # Inside of the span, because an arrow ends at what is there at its time.
-                _arrow(arrows, "pull", (span.start_ns, of_server), (max(pull.end_ns - 1, pull.start_ns), pull.event))
+                _pull(arrows, span, pull)
+    for worker, push in sum.pushes.items():
+        if use := sum.uses.get(worker):
+            _arrow(arrows, "push", (push.start_ns, push.event), (use.start_ns, use.event))
+    for worker, pull in sum.pulls.items():
+        if answer := sum.answers.get(worker):
+            _pull(arrows, answer, pull)
+
+
+def _pull(arrows: list[tuple[int, Event]], span: Placed, pull: Placed) -> None:
+    # Inside of the span, because an arrow ends at what is there at its time. Perfetto lets it lead from what begins first to what begins
+    # later, and a PULL begins before its SEND; so it ends at a moment of its own.
+    arrived_ns = max(pull.end_ns - 1, pull.start_ns)
+    place = {"pid": pull.event["pid"], "tid": pull.event["tid"]}
+    arrows.append((arrived_ns, {"ph": "i", "s": "t", "cat": "task", "name": "ARRIVED", **place}))
+    _arrow(arrows, "pull", (span.start_ns, span.event), (arrived_ns, pull.event))
+
+
+def _only(args: Event) -> str:
+    """The worker of a use."""
+    workers = args.get("workers")
+    return f"worker {workers[0]}" if isinstance(workers, list) and workers else ""
 
 
 def _arrow(arrows: list[tuple[int, Event]], name: str, start: tuple[int, Event], end: tuple[int, Event]) -> None:
     # Below the numbers of other programs' arrows.
-    about = {"cat": "gradlane", "name": name, "id": len(arrows) // 2 + 1}
+    about = {"cat": "gradlane", "name": name, "id": len(arrows) + 1}
     for (ns, event), phase in ((start, {"ph": "s"}), (end, {"ph": "f", "bp": "e"})):
         arrows.append((ns, {**phase, **about, "pid": event["pid"], "tid": event["tid"]}))
 
@@ -182,6 +213,14 @@ def _orders(sum: _Sum) -> Iterable[_Order]:
             for worker, pull in sum.pulls.items():
                 what = f"the PULL of {worker} ended before {server} had the whole sum"
                 yield _Order(pull, span, span.end_ns - pull.end_ns, what)
+    for worker, push in sum.pushes.items():
+        if use := sum.uses.get(worker):
+            what = f"{use.member} had the use of {worker} before its PUSH began"
+            yield _Order(push, use, push.start_ns - use.start_ns, what)
+    for worker, pull in sum.pulls.items():
+        if use := sum.uses.get(worker):
+            what = f"the PULL of {worker} ended before {use.member} began to answer"
+            yield _Order(pull, use, use.end_ns - pull.end_ns, what)
 
 
 def _pairs(orders: Iterable[_Order]) -> list[Pair]:

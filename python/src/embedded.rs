@@ -11,7 +11,7 @@ use crate::own_process::Own;
 use crate::wait::{duration, in_background};
 
 /// A job's coordinator and servers. Stops when it is dropped.
-#[pyclass(frozen, module = "gradlane._core")]
+#[pyclass(frozen, weakref, module = "gradlane._core")]
 pub(crate) struct Embedded {
     pub(crate) inner: Own<Arc<gradlane_session::Embedded>>,
 }

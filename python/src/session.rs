@@ -40,11 +40,11 @@ impl Session {
     /// Joins a job and returns once it runs. `file`, or the `job` of this user's state directory, is where the join string was found, and
     /// where a newer one is looked for if its coordinator does not answer. `embedded` is the coordinator in this process, if it has one.
     #[staticmethod]
-    #[pyo3(signature = (join, *, rank, size, servers, local_rank, local_size, node_rank, num_nodes, settings, timeout, file = None, job = None, embedded = None))]
+    #[pyo3(signature = (join, *, rank, size, servers, local_rank, local_size, node_rank, num_nodes, settings, timeout, software, file = None, job = None, embedded = None))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of a Python call")]
     fn join(
         py: Python<'_>,
-        join: &str,
+        join: String,
         rank: Option<u32>,
         size: u32,
         servers: u32,
@@ -54,13 +54,13 @@ impl Session {
         num_nodes: u32,
         settings: BTreeMap<String, String>,
         timeout: f64,
+        software: BTreeMap<String, String>,
         file: Option<PathBuf>,
         job: Option<String>,
         embedded: Option<PyRef<'_, Embedded>>,
     ) -> PyResult<Self> {
         let _ = (local_rank, local_size, node_rank, num_nodes);
-        let request = JoinRequest { rank, workers: size, servers, patience: duration(timeout) };
-        let join = join.to_owned();
+        let request = JoinRequest { rank, workers: size, servers, patience: duration(timeout), software };
         let embedded = embedded.map(|embedded| embedded.inner.get(py).cloned()).transpose()?;
         let joined = in_background(py, move || {
             let config = config(&settings)?;

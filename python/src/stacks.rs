@@ -1,29 +1,36 @@
-//! `gradlane._core.Stacks`: brings the stacks of Python's threads into the dumps of the flight recorder.
+//! `gradlane._core.Stacks`: brings the stacks of Python's threads into the dumps of the flight recorder, and has all members that this process
+//! has dump at a signal: its worker, and the coordinator and servers that it embeds. A worker without a flight recorder has its stacks written
+//! alone: it has not joined yet, is alone in its job, or records nothing.
 //!
 //! There are two ways, and both go through a pipe, because no thread of the engine attaches to Python:
 //!
 //! * The engine asks, when it dumps: a Python thread reads a byte of the pipe of requests and answers. It holds the interpreter lock, so the
 //!   stacks cannot change meanwhile. It does not answer while other code keeps that lock.
 //! * A signal asks: the handler of `faulthandler`, which needs no lock, writes the stack of its own thread into the pipe of signals. That is
-//!   the main thread, unless it blocks the signal. A thread of this file reads the stack, and has the engine dump, which asks for the others.
+//!   the main thread, unless it blocks the signal. A thread of this file reads the stack, and has the members dump. The worker asks for the others.
 //!   The handler leaves the others out, because it would read their frames while they run, and that may end the process.
 
+use std::collections::BTreeMap;
 use std::io::{PipeReader, PipeWriter, Read, Write, pipe};
 use std::os::fd::AsRawFd;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::path::PathBuf;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use gradlane_core::Error;
-use gradlane_core::engine::{Flight, Stacks as Tells};
+use gradlane_core::engine::Flight;
 use gradlane_core::local::OwnThread;
+use gradlane_core::runtime::recording::{Stacks as Tells, write_stacks_alone};
+use gradlane_session::{Embedded, config};
 use pyo3::prelude::*;
 use rustix::event::{PollFd, PollFlags, Timespec};
 
+use crate::embedded::Embedded as PyEmbedded;
 use crate::errors;
 use crate::own_process::Own;
 use crate::session::Session;
 
-/// What brings the stacks of this process into the dumps of one session.
+/// What brings the stacks of this process into the dumps of one session, and dumps at a signal.
 #[pyclass(frozen, module = "gradlane._core")]
 pub(crate) struct Stacks(Own<Parts>);
 
@@ -35,13 +42,60 @@ struct Parts {
     signals: Option<PipeWriter>,
 }
 
+/// The members of this process that a signal dumps.
+struct Members {
+    worker: Option<Worker>,
+    embedded: Vec<Weak<Embedded>>,
+}
+
+/// The worker of this process.
+enum Worker {
+    Records(Arc<Flight>),
+    TellsStacks(Alone),
+}
+
+/// A worker without a flight recorder, for which a setting says where dumps go.
+struct Alone {
+    dump_dir: PathBuf,
+    job: String,
+    /// Why it has no recorder.
+    why: &'static str,
+    /// That of the last file.
+    writing: Option<OwnThread>,
+}
+
 #[pymethods]
 impl Stacks {
-    /// Brings stacks into the dumps of `session`; `None` if it records nothing.
+    /// Brings stacks into the dumps of `session`, and has it and what is `embedded` dump at a signal. `settings` are those given as arguments
+    /// for the job that this process is in or joins. `None` if there is nothing to do.
     #[staticmethod]
-    fn of(py: Python<'_>, session: PyRef<'_, Session>) -> PyResult<Option<Self>> {
-        let Some(flight) = session.0.get(py)?.inner.flight().filter(|flight| flight.is_on()) else { return Ok(None) };
-        let parts = Parts::new(flight).map_err(|error| errors::raise(py, &error))?;
+    fn of(
+        py: Python<'_>,
+        settings: Option<BTreeMap<String, String>>,
+        session: Option<PyRef<'_, Session>>,
+        embedded: Vec<PyRef<'_, PyEmbedded>>,
+    ) -> PyResult<Option<Self>> {
+        let flight = match &session {
+            Some(session) => session.0.get(py)?.inner.flight(),
+            None => None,
+        };
+        let why = match (&session, flight) {
+            (None, _) => "it has not joined its job yet",
+            (Some(_), None) => "it is alone in its job",
+            (Some(_), Some(_)) => "recorder_events is 0",
+        };
+        let worker = match flight.filter(|flight| flight.is_on()) {
+            Some(flight) => Some(Worker::Records(Arc::clone(flight))),
+            None => settings.and_then(|settings| Alone::of(&settings, why)).map(Worker::TellsStacks),
+        };
+        let embedded = embedded.iter().map(|embedded| embedded.inner.get(py)).collect::<PyResult<Vec<_>>>()?;
+        let is_dumped = worker.as_ref().is_some_and(Worker::is_dumped_by_signal)
+            || embedded.iter().any(|embedded| embedded.is_dumped_by_signal());
+        if worker.is_none() && !is_dumped {
+            return Ok(None);
+        }
+        let embedded = embedded.into_iter().map(Arc::downgrade).collect();
+        let parts = Parts::new(Members { worker, embedded }, is_dumped).map_err(|error| errors::raise(py, &error))?;
         Ok(Some(Self(Own::new(parts))))
     }
 
@@ -69,7 +123,7 @@ impl Stacks {
         tracing::warn!(why, "SIGUSR1 does not dump the flight recorder of this process");
     }
 
-    /// Ends both ways. The handler of the signal must not write any more.
+    /// Ends both ways. The handler of the signal must not write any more; what it has written before is not lost.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         let parts = self.0.get(py)?;
         parts.asker.close();
@@ -82,20 +136,79 @@ impl Stacks {
 }
 
 impl Parts {
-    fn new(flight: &Arc<Flight>) -> gradlane_core::Result<Self> {
+    fn new(members: Members, is_dumped: bool) -> gradlane_core::Result<Self> {
         let failed = |error: std::io::Error| Error::Io { what: "making a pipe".to_owned(), cause: error.to_string() };
         let (requests, ask) = pipe().map_err(failed)?;
         let asker = Arc::new(Asker { requests: ask, state: Mutex::default(), changed: Condvar::new() });
-        flight.ask_for_stacks(Arc::clone(&asker) as _);
-        let signals = if flight.is_kept() {
+        let flight = match &members.worker {
+            Some(Worker::Records(flight)) => Some(Arc::clone(flight)),
+            Some(Worker::TellsStacks(_)) | None => None,
+        };
+        let signals = if is_dumped {
             let (reader, writer) = pipe().map_err(failed)?;
-            let flight = Arc::clone(flight);
-            OwnThread::start("gl-stacks", move || read_signals(reader, &flight))?;
+            let (mut members, asker) = (members, Arc::clone(&asker));
+            OwnThread::start("gl-stacks", move || read_signals(reader, |stack| members.signalled(&asker, stack)))?;
             Some(writer)
         } else {
             None
         };
+        // Last, because nobody answers if this fails.
+        if let Some(flight) = flight {
+            flight.ask_for_stacks(Arc::clone(&asker) as _);
+        }
         Ok(Self { asker, requests, signals })
+    }
+}
+
+impl Members {
+    /// A signal asks for dumps, and its handler has told this stack.
+    fn signalled(&mut self, asker: &Arc<Asker>, stack: &[u8]) {
+        let stack = [WHEN, stack].concat();
+        match &mut self.worker {
+            Some(Worker::Records(flight)) => flight.signalled(Some(stack)),
+            Some(Worker::TellsStacks(alone)) => alone.write(Arc::clone(asker), stack),
+            None => {}
+        }
+        self.embedded.iter().filter_map(Weak::upgrade).for_each(|embedded| embedded.dump_by_signal());
+    }
+}
+
+impl Worker {
+    fn is_dumped_by_signal(&self) -> bool {
+        match self {
+            Self::Records(flight) => flight.is_kept(),
+            Self::TellsStacks(_) => true,
+        }
+    }
+}
+
+impl Alone {
+    /// `None` if no setting says where dumps go. If the settings are wrong, the join says so.
+    fn of(settings: &BTreeMap<String, String>, why: &'static str) -> Option<Self> {
+        let config = config(settings).ok()?;
+        Some(Self { dump_dir: config.dump_dir?, job: config.job, why, writing: None })
+    }
+
+    /// Writes the stacks on a thread of its own, because an answer of `asker` takes time.
+    fn write(&mut self, asker: Arc<Asker>, told: Vec<u8>) {
+        let (dump_dir, job, why, former) = (self.dump_dir.clone(), self.job.clone(), self.why, self.writing.take());
+        let write = move || {
+            // Both write the same file.
+            if let Some(former) = former {
+                former.join(WRITING);
+            }
+            let stacks = [asker.text().unwrap_or_default(), told].concat();
+            match write_stacks_alone(&dump_dir, &job, &stacks) {
+                Ok(path) => {
+                    tracing::warn!(path = %path.display(), why, "stacks were written without a flight recorder")
+                }
+                Err(error) => tracing::warn!(%error, "no stacks were written"),
+            }
+        };
+        match OwnThread::start("gl-stacks-file", write) {
+            Ok(thread) => self.writing = Some(thread),
+            Err(error) => tracing::warn!(%error, "no stacks were written"),
+        }
     }
 }
 
@@ -154,32 +267,37 @@ impl Asker {
     }
 }
 
-/// Has the engine dump with each text that comes, until the end is told.
+/// Calls `signalled` with each text that comes, until the end is told.
 ///
 /// The text has no end of its own, so a pause ends it. Nothing here waits for anything else, because a handler that finds the pipe full stops
 /// its thread.
-fn read_signals(mut signals: PipeReader, flight: &Arc<Flight>) {
+fn read_signals(mut signals: PipeReader, mut signalled: impl FnMut(&[u8])) {
     let mut text = Vec::new();
     let mut chunk = [0; 4096];
     loop {
         if !text.is_empty() && !comes(&signals) {
-            flight.signalled([WHEN, &text].concat());
+            signalled(&text);
             text.clear();
         }
-        match signals.read(&mut chunk) {
-            Ok(0) => return,
+        let (told, is_over) = match signals.read(&mut chunk) {
+            Ok(0) => (&[][..], true),
             Ok(bytes) => {
                 let chunk = &chunk[..bytes];
-                if chunk.contains(&END) {
-                    return;
-                }
-                // Only signals without a pause make it so long.
-                let over = (text.len() + bytes).saturating_sub(TEXT_BYTES_MAX);
-                text.drain(..over.min(text.len()));
-                text.extend_from_slice(chunk);
+                let end = chunk.iter().position(|byte| *byte == END);
+                (&chunk[..end.unwrap_or(bytes)], end.is_some())
             }
-            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-            Err(_) => return,
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
+            Err(_) => (&[][..], true),
+        };
+        // Only signals without a pause make it so long.
+        let over = (text.len() + told.len()).saturating_sub(TEXT_BYTES_MAX);
+        text.drain(..over.min(text.len()));
+        text.extend_from_slice(told);
+        if is_over {
+            if !text.is_empty() {
+                signalled(&text);
+            }
+            return;
         }
     }
 }
@@ -202,6 +320,8 @@ const WHEN: &[u8] = b"\nWhen the signal came:\n";
 const ASK: u8 = b'?';
 /// The end of a pipe. No text of `faulthandler` has it.
 const END: u8 = 0;
+/// How long a file of stacks waits for the one before it.
+const WRITING: Duration = Duration::from_secs(5);
 /// How long a dump waits for the Python thread, which may have to wait for the interpreter lock.
 const PATIENCE: Duration = Duration::from_secs(1);
 /// So long after its last byte a text has ended. The handler writes it without a pause, unless the system gives it no time.

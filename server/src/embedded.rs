@@ -116,6 +116,12 @@ impl Embedded {
         self.exporter.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    /// Writes what the flight recorders of all of them have into files, because a signal asks for it. Does not wait for the files.
+    pub fn dump_by_signal(&self) {
+        self.coordinator.dump_by_signal();
+        self.servers.iter().for_each(Server::dump_by_signal);
+    }
+
     /// The state of the job.
     ///
     /// # Errors

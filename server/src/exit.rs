@@ -3,6 +3,7 @@
 use std::fmt::Display;
 use std::io::Write;
 
+use gradlane_core::types::printable;
 use gradlane_core::{Code, Error};
 
 /// The job succeeded.
@@ -60,7 +61,12 @@ pub(crate) fn code(error: &Error) -> i32 {
 /// Prints the error in one write, because all processes of a job may share standard error.
 pub(crate) fn complain(problem: &impl Display) {
     // If standard error is closed, there is no other place for the message.
-    let _ = std::io::stderr().write_all(format!("gradlane: {problem}\n").as_bytes());
+    let _ = std::io::stderr().write_all(complaint(problem).as_bytes());
+}
+
+/// The error as one line. It may name what others have chosen.
+fn complaint(problem: &impl Display) -> String {
+    format!("gradlane: {}\n", printable(&problem.to_string()))
 }
 
 #[cfg(test)]
@@ -68,6 +74,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::hostile;
 
     #[test]
     fn the_code_says_whether_to_try_again() {
@@ -84,6 +91,12 @@ mod tests {
         ] {
             assert_eq!(code(&error), expected, "{error}");
         }
+    }
+
+    #[test]
+    fn an_error_is_one_printable_line() {
+        assert_eq!(complaint(&"a\n\u{1b}[2Jb"), "gradlane: a\\n\\u{1b}[2Jb\n");
+        hostile::check(|name| complaint(&Error::Io { what: name.to_owned(), cause: name.to_owned() }));
     }
 
     #[test]

@@ -22,9 +22,21 @@ pub mod log;
 pub mod fuzzing;
 
 #[cfg(test)]
+#[path = "../../tests/harness/allocation.rs"]
+pub mod allocation;
+#[cfg(test)]
 mod clock_tests;
 #[cfg(test)]
+mod hostile;
+#[cfg(test)]
+#[path = "../../tests/harness/random.rs"]
+pub mod random;
+#[cfg(test)]
 mod scrape;
+
+#[cfg(test)]
+#[global_allocator]
+static ALLOCATOR: allocation::Counting = allocation::Counting;
 
 mod ending;
 mod exit;

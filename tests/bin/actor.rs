@@ -2,7 +2,7 @@
 //!
 //! - `puppet` joins as a worker, says `joined <rank>`, then does what standard input says, one order a line, and answers each with
 //!   `ok` or `failed <code> <error>`:
-//!   `fed <codec> <round>` (a sum of a tensor of that name, with that codec; first says the CRC-32C of the sum), `beside <name> <round>` (a large sum into other memory; first says which ranks are in it), `large <name> <round>` (the same in place), `sum <name> <round>`, `pair <name> <round>` (a sum of ranks 0 and 1), `barrier <name> <milliseconds>`, `shutdown <milliseconds>`; or with a number: `metric <name>`.
+//!   `fed <codec> <round>` (a sum of a tensor of that name, with that codec; first says the CRC-32C of the sum), `beside <name> <round>` (a large sum into other memory; first says which ranks are in it), `large <name> <round>` (the same in place), `sum <name> <round>`, `pair <name> <round>` (a sum of ranks 0 and 1), `row <name> <step>` (a push of a row of a table whose pushes wait for all workers), `barrier <name> <milliseconds>`, `shutdown <milliseconds>`; or with a number: `metric <name>`.
 //! - `train <rounds> [<rank> <mishap>]` joins as a worker, says `joined <rank> <pid>`, reduces so many rounds (0: without end), and
 //!   leaves. After its first round the worker of `rank` exits with the code `mishap` instead, or with `stuck` does nothing any more, for
 //!   which the others wait a second. The exit code is 1 after an error, which standard error tells.
@@ -19,8 +19,8 @@ use std::time::Duration;
 use gradlane_core::Result;
 use gradlane_core::config::Launcher;
 use gradlane_core::config::{Config, Origin};
-use gradlane_core::engine::Engine;
-use gradlane_core::types::StoreAsk;
+use gradlane_core::engine::{Engine, RowsUse, Scan};
+use gradlane_core::types::{Priority, RowAction, ShrinkBounds, StoreAsk, TensorSpec};
 use gradlane_server::launch::entering::Found;
 use gradlane_tests::{cluster, device_actor, feedback, rounds, steps};
 
@@ -90,6 +90,7 @@ fn obey(engine: &Engine) -> Result<i32> {
                     say(&format!("sum {:08x}", crc32c::crc32c(&bytes)));
                 })
             }
+            ["row", name, step] => push_row(engine, name, number(step)),
             ["barrier", name] => engine.arrive(name, None).wait(None),
             ["add", key] => {
                 let ask = StoreAsk::Add { key: key.to_owned(), amount: 1 };
@@ -106,6 +107,22 @@ fn obey(engine: &Engine) -> Result<i32> {
         });
     }
     Ok(0)
+}
+
+fn push_row(engine: &Engine, name: &str, step: u64) -> Result<()> {
+    let push = RowsUse {
+        tensor: TensorSpec::table(name, "sgd:lr=1;dim=2,mode=sync".parse().expect("the spec of a table")),
+        action: RowAction::Push,
+        step,
+        ids: &[5],
+        gradients: &[1.0, 2.0],
+        marks: &[],
+        scan: Scan::default(),
+        bounds: ShrinkBounds::KEEP,
+        priority: Priority::default(),
+        timeout: None,
+    };
+    engine.use_rows(push)?.handle().wait(None)
 }
 
 fn train(engine: &Engine, count: u32, mishap: &[&str]) -> Result<i32> {

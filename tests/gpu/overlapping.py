@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 
 import gradlane.torch as gl
 import torch
+from gradlane import _timeline_files
 from places import IS_CUDA, SCRATCH, put, put_module, settle
 from telling import figure, passed
 
@@ -39,7 +39,7 @@ def overlap() -> None:
     returned = time.monotonic_ns()
     gl.stop_timeline()
     last = begun + int(start.elapsed_time(finished[-1]) * 1e6) if start else finished[-1]
-    events = json.loads(Path(path).read_text())
+    events = _timeline_files.read(Path(path)).events
     spans = [event for event in events if event.get("ph") == "X" and event["name"] == "PUSH"]
     # Times of the file count from here, by the same clock.
     zero = events[0]["args"]["monotonic_ns"]

@@ -2,32 +2,46 @@
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
-/// The system's allocator. It counts the bytes that each thread holds, and those of the process. A program that wants this makes it its `#[global_allocator]`.
+/// The system's allocator. It counts the bytes and the allocations of each thread and of the process. A program that wants this makes it its
+/// `#[global_allocator]`.
 #[derive(Debug)]
 pub struct Counting;
 
 thread_local! {
-    static HELD: Cell<Held> = const { Cell::new(Held { now: 0, most: 0 }) };
+    static HELD: Cell<Held> = const { Cell::new(Held { now: 0, most: 0, allocations: 0 }) };
 }
 
 /// Bytes that this process holds.
 static ALL: AtomicI64 = AtomicI64::new(0);
 
-/// Bytes that a thread allocated and did not free. Signed, because a thread may free what another one allocated.
+/// How often this process has allocated.
+static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
+
+/// What one thread allocated.
 #[derive(Clone, Copy)]
 struct Held {
+    /// Bytes that it did not free. Signed, because a thread may free what another one allocated.
     now: i64,
     most: i64,
+    /// How often it has allocated.
+    allocations: u64,
 }
 
 /// The most bytes that `work` held at once on this thread, beyond those that were held before. It is 0 in a program without [`Counting`].
 pub fn most_bytes_held(work: impl FnOnce()) -> u64 {
-    let before = HELD.get().now;
-    HELD.set(Held { now: before, most: before });
+    let before = HELD.get();
+    HELD.set(Held { most: before.now, ..before });
     work();
-    u64::try_from(HELD.get().most - before).expect("the most is not below the beginning")
+    u64::try_from(HELD.get().most - before.now).expect("the most is not below the beginning")
+}
+
+/// How often `work` allocates on this thread. It is 0 in a program without [`Counting`].
+pub fn allocations_of(work: impl FnOnce()) -> u64 {
+    let before = HELD.get().allocations;
+    work();
+    HELD.get().allocations - before
 }
 
 /// The bytes that this process holds. It is 0 in a program without [`Counting`].
@@ -35,12 +49,21 @@ pub fn bytes_held() -> i64 {
     ALL.load(Ordering::Relaxed)
 }
 
+/// How often this process has allocated, or made something larger. It is 0 in a program without [`Counting`].
+pub fn allocations() -> u64 {
+    ALLOCATIONS.load(Ordering::Relaxed)
+}
+
 fn count(bytes: i64) {
+    if bytes > 0 {
+        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+    }
     ALL.fetch_add(bytes, Ordering::Relaxed);
     // The cell is gone while a thread ends.
     let _ = HELD.try_with(|held| {
-        let Held { now, most } = held.get();
-        held.set(Held { now: now + bytes, most: most.max(now + bytes) });
+        let Held { now, most, allocations } = held.get();
+        let (now, allocations) = (now + bytes, allocations + u64::from(bytes > 0));
+        held.set(Held { now, most: most.max(now), allocations });
     });
 }
 

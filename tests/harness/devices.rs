@@ -9,7 +9,7 @@ use crossbeam_channel::{Receiver, unbounded};
 use fakecuda::Control;
 use gradlane_core::collective::order::Claim;
 use gradlane_core::collective::{
-    Collective, DeviceMemory, Goal, HostCollective, HostOptions, LocalRank, Memory, Operation, Traffic,
+    Collective, DeviceMemory, Goal, Hears, HostCollective, HostOptions, LocalRank, Memory, Operation, Traffic,
     device_collective,
 };
 use gradlane_core::config::{Config, NanCheck};
@@ -19,7 +19,8 @@ use gradlane_core::local::PrivateSocket;
 use gradlane_core::mem::{Copies, DeviceRegion, Doubt, Ordinal};
 use gradlane_core::runtime::Clock;
 use gradlane_core::types::{
-    DType, DeviceKind, Done, Epoch, Finding, Incarnation, Op, PartId, Priority, Round, TensorKey, Unmet, WorkerId,
+    DType, DeviceKind, Done, Epoch, Finding, Incarnation, Op, PartId, Priority, Ready, Round, TensorKey, Unmet,
+    WorkerId,
 };
 use gradlane_core::{Error, Result};
 
@@ -101,7 +102,7 @@ impl DeviceRank {
             join_timeout: PATIENCE,
             step_timeout,
             stall_warn: Duration::ZERO,
-            on_stall: Box::new(|_| ()),
+            hears: Hears::default(),
             on_lost: Box::new(|_| ()),
             oldest_every: 16,
             nan_check: NanCheck::Off,
@@ -178,6 +179,7 @@ impl DeviceRank {
             weight,
             priority: Priority(0),
             members: Claim::ALL_RANKS,
+            ready: Ready::UNKNOWN,
         };
         let (part, finding) = (PartId { key: TensorKey(key), index }, Finding::default());
         let memory = Memory::Device(memory);

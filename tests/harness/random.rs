@@ -52,6 +52,11 @@ impl Random {
         self.below(100) < percent
     }
 
+    /// True in one of `count` cases.
+    pub fn one_in(&mut self, count: u64) -> bool {
+        self.below(count) == 0
+    }
+
     /// One of `choices`.
     pub fn pick<T: Copy>(&mut self, choices: &[T]) -> T {
         choices[self.below(choices.len() as u64) as usize]

@@ -2,10 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use gradlane_core::metrics::{
-    CoordinatorMetrics, ExporterMetrics, LinkReading, ServerMetrics, WorkerMetrics, prometheus,
+    CoordinatorMetrics, ExporterMetrics, LinkReading, OfProcess as _, ServerMetrics, WaitTimes, WorkerMetrics,
+    prometheus,
 };
 use gradlane_core::types::{Cause, LinkLimit, Role, ServerId};
 
@@ -17,6 +19,10 @@ fn every_expression_of_the_board_names_metrics_and_labels_that_there_are() {
     for expression in expressions(&board) {
         let words = words(&expression);
         let metrics: Vec<&&str> = words.iter().filter(|word| word.starts_with("gradlane_")).collect();
+        let chosen = words.iter().filter(|word| word.starts_with("\"$job")).count();
+        if !expression.starts_with("label_values") && chosen != metrics.len() {
+            wrong.push(format!("not each metric of it is that of the jobs that are chosen: {expression}"));
+        }
         assert!(!metrics.is_empty(), "{expression}");
         let known: BTreeSet<&str> =
             metrics.iter().filter_map(|name| shown.get(**name)).flatten().map(String::as_str).chain(["job"]).collect();
@@ -54,18 +60,24 @@ fn shown() -> BTreeMap<String, BTreeSet<String>> {
     server.late_nanoseconds.show(1);
     server.last.show(1);
     server.lane_busy_nanoseconds.show(1);
+    server.lane_parts.show(vec![Arc::default()]);
     assert_eq!(Cause::ALL.len(), 6);
     let worker = WorkerMetrics::default();
     let reading = LinkReading { limited_nanoseconds: [1; LinkLimit::ALL.len()], ..LinkReading::default() };
     worker.link(ServerId(0)).read(&LinkReading::default(), &reading);
     let push = (5, "PUSH");
-    worker.stage_times().began(push, Duration::ZERO, Duration::ZERO);
+    worker.stage_times().began(push, WaitTimes::default());
     worker.stage_times().ended(push, Duration::ZERO);
     worker.codec_raw_bytes.add((2, "fp16"), 4);
     worker.codec_wire_bytes.add((2, "fp16"), 2);
+    worker.machine_late_nanoseconds.add(0, &[Duration::from_nanos(1); Cause::ALL.len()]);
+    worker.machine_last.add(0, 1);
+    [&worker.errors, &worker.exchange_failures].into_iter().for_each(|cell| cell.add((6, "unavailable"), 1));
     [&worker.clock_error_nanoseconds, &server.clock_error_nanoseconds].into_iter().for_each(|cell| cell.set(1));
+    worker.configured(1);
     let coordinator = CoordinatorMetrics::default();
     coordinator.member_last_seen_nanoseconds.set(vec![((Role::Worker, 0), 1)]);
+    coordinator.placed_bytes.set(0, Some(1));
     let text = prometheus(&[
         worker.instance(0).of_member(&Role::Worker.to_string(), 0),
         server.instance(0).of_member(&Role::Server.to_string(), 0),

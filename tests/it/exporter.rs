@@ -1,5 +1,6 @@
 //! Metrics and probes over HTTP, of every process of a job.
 
+use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::Path;
@@ -154,7 +155,7 @@ fn a_process_with_several_parts_shows_them_at_one_port_which_is_free_after_the_l
     let (code, told) = get(port, "/readyz");
     assert_eq!((code, &*told), (503, "coordinator: ready\nserver: joining\nserver: joining\n"));
 
-    let request = JoinRequest { rank: None, workers: 1, servers: 2, patience: PATIENCE };
+    let request = JoinRequest { rank: None, workers: 1, servers: 2, patience: PATIENCE, software: BTreeMap::new() };
     let found = Found::from(embedded.join().clone());
     let session = Session::join_beside(&embedded, found, request, config).unwrap();
     let ready = "coordinator: ready\nserver: ready\nserver: ready\nworker: ready\n";
@@ -190,7 +191,7 @@ fn a_job_of_one_and_a_session_by_itself_are_shown_too() {
 
     let without = EmbeddedOptions { config: Config { metrics_bind: None, ..config.clone() }, workers: 1, servers: 1 };
     let other = Embedded::start(without).unwrap();
-    let request = JoinRequest { rank: None, workers: 1, servers: 1, patience: PATIENCE };
+    let request = JoinRequest { rank: None, workers: 1, servers: 1, patience: PATIENCE, software: BTreeMap::new() };
     let session = Session::join(Found::from(other.join_string().clone()), request, config).unwrap();
     assert_eq!(get(port, "/readyz"), (200, "worker: ready\n".to_owned()), "the port was free");
     drop(session);

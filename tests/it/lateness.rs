@@ -1,9 +1,12 @@
-//! Servers say who was late, and why, in a job of real processes.
+//! Servers say who was late, and why, in a job of real processes. The first worker of a machine says the same of those that reduce there.
 
 use std::path::Path;
 use std::time::Duration;
 
-use gradlane_core::types::Cause;
+use gradlane_core::engine::Engine;
+use gradlane_core::metrics::{Cell, Value};
+use gradlane_core::types::{Cause, Op};
+use gradlane_tests::cluster::{Cluster, Tensor, all};
 use gradlane_tests::over::Over;
 use gradlane_tests::patience::eventually;
 use gradlane_tests::processes::Process;
@@ -70,13 +73,60 @@ fn servers_name_the_worker_that_submits_late_and_no_other() {
         }
         let ended = top.end();
         assert_eq!(ended.code, Some(0), "{ended:?}");
-        let [head, verdict, ..] = &ended.output[..] else { panic!("{ended:?}") };
+        let [head, time_use, verdict, ..] = &ended.output[..] else { panic!("{ended:?}") };
+        assert!(time_use.starts_with("exposed "), "{time_use}");
         assert!(head.contains(" 3/3 workers 2/2 servers"), "{head}");
         assert!(!ended.output.iter().any(|line| line.contains('\x1b')), "a pipe gets plain text: {ended:?}");
         // A machine that is busy with other things may have had no round in that second.
         verdict.starts_with("VERDICT rank 2 late (submit) ")
     });
     assert!(named.take(10).any(|is_named| is_named));
+}
+
+#[test]
+fn the_first_worker_of_a_machine_names_the_one_for_which_the_others_there_wait() {
+    // On one machine no server is asked. A first worker may itself be the late one.
+    for (machines, late, first) in
+        [(&["a", "a"][..], 0, 0), (&["a", "a"], 1, 0), (&["a", "b", "b", "a"], 1, 1), (&["a", "b", "b", "a"], 2, 1)]
+    {
+        let cluster = Cluster::on(Over::Quic, machines, 1, &[]);
+        let pass = |pause: Duration| {
+            all(&cluster.workers, |engine| {
+                let mut tensors = ["left", "right"].map(|name| Tensor::new(name, vec![1.0_f32; 100]));
+                for _ in 0..ROUNDS {
+                    if engine.rank().0 == late {
+                        assert!(crossbeam_channel::never::<()>().recv_timeout(pause).is_err());
+                    }
+                    let handles = tensors.each_mut().map(|tensor| tensor.push_pull(engine, Op::Max).unwrap());
+                    handles.iter().for_each(|handle| handle.wait(None).unwrap());
+                }
+            });
+        };
+        pass(Duration::ZERO);
+        let before = submit_of(&cluster.workers[first], late);
+        pass(PAUSE);
+        let counted = submit_of(&cluster.workers[first], late) - before;
+        let paused = PAUSE * ROUNDS;
+        assert!(counted > paused.mul_f64(0.9), "{machines:?}: worker {late} paused {paused:?}, counted {counted:?}");
+        assert!(counted < 2 * paused, "{machines:?}: both tensors waited at the same time: {counted:?}");
+        let metrics = cluster.workers[first].metrics();
+        assert_eq!(metrics.machine_steps(), u64::from(2 * ROUNDS), "{machines:?}");
+        let nobody = |worker: &Engine| worker.metrics().machine_last.value() == Value::Family(Vec::new());
+        for (rank, worker) in cluster.workers.iter().enumerate() {
+            let leads = machines.iter().position(|machine| *machine == machines[rank]) == Some(rank);
+            assert_eq!(nobody(worker), !leads, "{machines:?}: worker {rank}");
+        }
+    }
+}
+
+/// For how long the first worker of a machine has waited for this one to submit.
+fn submit_of(first: &Engine, late: u32) -> Duration {
+    let Value::Family(numbers) = first.metrics().machine_late_nanoseconds.value() else { panic!("a family") };
+    let wanted = [late.to_string(), Cause::Submit.name().to_owned()];
+    numbers
+        .into_iter()
+        .find(|(labels, _)| *labels == wanted)
+        .map_or(Duration::ZERO, |(_, late)| Duration::from_nanos(late))
 }
 
 /// What the servers count, once they have counted all rounds to which this worker has contributed. Workers have a sum just before that.

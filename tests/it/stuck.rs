@@ -2,6 +2,7 @@
 //! in use until the engine lets go of it.
 #![expect(unsafe_code, reason = "the functions of the C interface take pointers")]
 
+use std::collections::BTreeMap;
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::ptr::null_mut;
 use std::sync::Arc;
@@ -189,7 +190,13 @@ impl Job {
             Embedded::start(EmbeddedOptions { config: config.clone(), workers: 2, servers: 1 }).expect("starts");
         let sessions = std::thread::scope(|scope| {
             let join = |rank| {
-                let request = JoinRequest { rank: Some(rank), workers: 2, servers: 1, patience: PATIENCE };
+                let request = JoinRequest {
+                    rank: Some(rank),
+                    workers: 2,
+                    servers: 1,
+                    patience: PATIENCE,
+                    software: BTreeMap::new(),
+                };
                 let found = Found::from(embedded.join_string().clone());
                 Arc::new(Session::join(found, request, config.clone()).expect("joins"))
             };

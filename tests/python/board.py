@@ -2,7 +2,7 @@
 
     python tests/python/board.py    # needs prometheus on the PATH, such as Debian's package
 
-Every expression has to be understood, and all but those that count what did not happen have to have a value.
+Every expression has to be understood, and all but those of classes of errors, of which there are none, have to have a value.
 """
 
 from __future__ import annotations
@@ -107,10 +107,10 @@ def main() -> int:
             eventually("the coordinator", lambda: answers(prometheus, "gradlane_coordinator_running"))
             problems, silent = prometheus.problems(), []
             for expression in expressions(board):
-                asked = expression.replace('job=~"$job"', 'job="gradlane"').replace("$__rate_interval", "10s")
+                asked = expression.replace("$job", "gradlane").replace("$__rate_interval", "10s")
                 found = prometheus.result(asked)
                 print(f"{len(found):3} series  {found[0]['value'][1] if found else '-':>22}  {asked}")
-                if not found:
+                if not found and "by (class)" not in expression:
                     silent.append(asked)
             stop.touch()
             ended = job.end(PATIENCE)

@@ -9,8 +9,24 @@ import pytest
 from workers import *  # noqa: F403  pytest finds hooks and fixtures here
 from workers import shapes
 
-OTHERS_THAT_TAKE_MINUTES = ("test_gpu_check.py", "test_wheel.py", "test_examples.py", "test_kubernetes.py", "test_kubernetes_elastic.py")
-"""Files whose time is not that of jobs for marked tests."""
+LONGEST = (
+    "test_gpu_check.py",
+    "test_examples.py",
+    "test_elastic_join.py",
+    "test_bench.py",
+    "test_torch_compile.py",
+    "test_ctl.py",
+    "test_torch_compression.py",
+    "test_kubernetes.py",
+    "test_torch_horovod_elastic.py",
+    "test_torch_feedback_jobs.py",
+    "test_kubernetes_elastic.py",
+    "test_torch_reconfigure.py",
+    "test_restore.py",
+    "test_torch_survivors.py",
+    "test_wheel.py",
+)
+"""Files that take a minute or more, but do not show it by the jobs that their tests are marked for; the longest first."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -23,4 +39,5 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             jobs[item.path].update(shapes(item))
         workers = {path: sum(job.workers for job in theirs) for path, theirs in jobs.items()}
-        items.sort(key=lambda item: (item.path.name not in OTHERS_THAT_TAKE_MINUTES, -workers[item.path]))
+        places = {name: place for place, name in enumerate(LONGEST)}
+        items.sort(key=lambda item: (places.get(item.path.name, len(places)), -workers[item.path]))

@@ -1,11 +1,11 @@
 """Jobs that something slows down, and what is said of them: by `gradlane top`, the page, the report and `gradlane explain`.
 
-    python tests/python/diagnosis.py                        # all experiments (3 minutes), with a table
+    python tests/python/diagnosis.py                        # all experiments (5 minutes), with a table
     python tests/python/diagnosis.py "a slow link" healthy  # some
 
-Each job has three workers and two servers, over QUIC. The experiments with links run in network namespaces, which need
-root, iproute2 and nftables; the others run on loopback. What is planted is far slower than a step, because the machine may
-be busy with other things too.
+Each job has two servers. Most have three workers, which reduce alone, over QUIC; in some the workers of a machine reduce among
+themselves. The experiments with links run in network namespaces, which need root, iproute2 and nftables; the others run on
+loopback. What is planted is far slower than a step, because the machine may be busy with other things too.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ sys.path.append(str(ROOT / "examples"))
 
 from shaped import Machines  # noqa: E402
 
-WORKERS, SERVERS = 3, 2
+SERVERS = 2
 VICTIM = 1
 """The rank or the machine that is slow."""
 SECONDS = 9
@@ -73,7 +73,7 @@ def compute(seconds):
 
 for step, batch in enumerate(timeline.data(batches())):
     compute(0.01)
-    time.sleep(mine.get("sleep", 0))
+    time.sleep(fault.get("pause", 0) + mine.get("sleep", 0))
     handles = [gradlane.push_pull_async(tensor, name, op=gradlane.Max) for name, tensor in tensors.items()]
     for handle in handles:
         handle.wait()
@@ -95,7 +95,7 @@ class Experiment:
     verdict: str
     """A regular expression of the verdict."""
     fault: Mapping[str, float] = field(default_factory=dict)
-    """What the victim does, and on which device the tensors are."""
+    """What the victim does, for how long all pause in a step, and on which device the tensors are."""
     elements: int = 50_000
     """Of each tensor."""
     env: Mapping[str, str] = field(default_factory=dict)
@@ -104,6 +104,8 @@ class Experiment:
     """Of the worker that is the victim."""
     server_env: Mapping[str, str] = field(default_factory=dict)
     """Of the server that is the victim."""
+    machines: str = "abc"
+    """The machine of each worker, of which there are as many."""
     links: str | None = None
     """Whether the machines have links of their own, and what is wrong with that of the victim."""
 
@@ -133,6 +135,19 @@ EXPERIMENTS = [
         env={"GRADLANE_CREDIT_BYTES": "64KiB", "GRADLANE_PARTITION_BYTES": "64KiB"},
         links="even",
     ),
+    Experiment("healthy workers of one machine", r"nobody is late", fault={"pause": 0.2}, machines="aa"),
+    Experiment(
+        "a rank that sleeps on the only machine",
+        r"rank 1 late \(submit\)",
+        fault={"sleep": 0.15},
+        machines="aaa",
+    ),
+    Experiment(
+        "a rank that sleeps on a machine with another one",
+        r"rank 1 late \(submit\)",
+        fault={"sleep": 0.15},
+        machines="abab",
+    ),
     Experiment(
         "a data loader that stalls",
         r"rank 1 late \(submit\) .*: its training waits for its data loader",
@@ -158,15 +173,16 @@ class Job:
     """The processes of an experiment."""
 
     def __init__(self, experiment: Experiment, folder: Path, stack: ExitStack) -> None:
-        self._experiment, self._folder = experiment, folder
+        self._folder = folder
+        workers = len(experiment.machines)
         self._machines = None
         if experiment.links is not None:
-            self._machines = stack.enter_context(Machines(WORKERS + SERVERS, LINK))
+            self._machines = stack.enter_context(Machines(workers + SERVERS, LINK))
             if experiment.links == "slow":
                 self._machines.shape(VICTIM, SLOW_LINK)
             if experiment.links == "loss":
                 for server in range(SERVERS):
-                    self._machines.lose(WORKERS + server, sender=VICTIM, one_of=100)
+                    self._machines.lose(workers + server, sender=VICTIM, one_of=100)
         self._stack = stack
         self.port = free_port()
         self.env = over("quic") | {
@@ -181,21 +197,23 @@ class Job:
             self.env["GRADLANE_CUDA_LIB"] = LIBRARY
         join = {"GRADLANE_JOIN_FILE": str(folder / "join")}
         host = "127.0.0.1" if self._machines is None else Machines.address(None)
-        roles = ["coordinator", "-n", str(WORKERS), "-s", str(SERVERS), "--bind", f"{host}:{free_port()}"]
+        roles = ["coordinator", "-n", str(workers), "-s", str(SERVERS), "--bind", f"{host}:{free_port()}"]
         roles += ["--join-file", str(folder / "join"), "-o", f"metrics_bind=127.0.0.1:{self.port}"]
         self._coordinator = self._start(None, [*GRADLANE, *roles], {})
         self._servers = []
         for index in range(SERVERS):
             env = join | (experiment.server_env if index == VICTIM else {})
             command = [*GRADLANE, "server", "-o", f"server_index={index}"]
-            self._servers.append(self._start(WORKERS + index, command, env))
+            self._servers.append(self._start(workers + index, command, env))
         self.stop = folder / "stop"
         arguments = [json.dumps(dict(experiment.fault)), str(self.stop), str(experiment.elements), str(VICTIM)]
         train = [sys.executable, "-c", TRAIN, *arguments, str(Path(__file__).parent)]
         self._workers = []
-        for rank in range(WORKERS):
+        for rank, machine in enumerate(experiment.machines):
             is_victim = rank == VICTIM
-            env = join | {"GRADLANE_RANK": str(rank), "GRADLANE_SIZE": str(WORKERS)}
+            env = join | {"GRADLANE_RANK": str(rank), "GRADLANE_SIZE": str(workers)}
+            if len(set(experiment.machines)) < workers:
+                env |= {"GRADLANE_LOCAL_REDUCE": "auto", "GRADLANE_TRANSPORT": "auto", "GRADLANE_MACHINE": machine}
             env |= experiment.victim_env if is_victim else {}
             self._workers.append(self._start(rank, train, env))
         for worker in self._workers:

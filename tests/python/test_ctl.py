@@ -1,10 +1,17 @@
-"""`gradlane ctl`: orders to a job of two workers and two servers that runs."""
+"""`gradlane ctl`, and the keys of `gradlane top`: orders to a job of two workers and two servers that runs."""
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
+import pty
+import select
 import signal
+import struct
+import subprocess
 import sys
+import termios
 import time
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -12,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from gradlane import timeline
-from processes import SAY, Running, free_port, over, run_all
+from processes import SAY, Running, clean_environment, free_port, kill_group, over, run_all
 
 GRADLANE = [sys.executable, "-m", "gradlane"]
 
@@ -274,6 +281,79 @@ def what_is_refused(it: Job) -> None:
     assert "gradlane_coordinator_orders_total" in it.ctl("stats", "coordinator", env=elsewhere)
     assert "is used up" in it.ctl("stats", "coordinator", env=elsewhere, code=77)
     assert "none runs here" in it.ctl("stats", env={"GRADLANE_STATE_DIR": str(it.folder / "none")}, code=75)
+
+
+class Top:
+    """`gradlane top` in a terminal of its own. Leaving the context kills what is left of it."""
+
+    def __init__(self, env: dict[str, str]) -> None:
+        self._terminal, inside = pty.openpty()
+        fcntl.ioctl(inside, termios.TIOCSWINSZ, struct.pack("4H", 40, 200, 0, 0))
+        options = {"env": clean_environment() | env, "stdin": inside, "stdout": inside, "stderr": inside}
+        self._process = subprocess.Popen([*GRADLANE, "top"], start_new_session=True, **options)
+        os.close(inside)
+        self._shown = ""
+
+    def sees(self, expected: str, since: int = 0) -> None:
+        """Waits until the screen shows this."""
+        until = time.monotonic() + 60
+        while expected not in self._shown[since:]:
+            assert time.monotonic() < until, f"no {expected} in {self._shown[since:]!r}"
+            if select.select([self._terminal], [], [], 1.0)[0]:
+                self._shown += os.read(self._terminal, 65_536).decode(errors="replace")
+
+    def press(self, key: str, expected: str) -> None:
+        """Presses a key, and waits until the screen shows this."""
+        since = len(self._shown)
+        os.write(self._terminal, key.encode())
+        self.sees(expected, since)
+
+    def quits(self) -> int:
+        os.write(self._terminal, b"q")
+        return self._process.wait(30)
+
+    def __enter__(self) -> Top:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        kill_group(self._process)
+        os.close(self._terminal)
+
+
+@pytest.mark.over("quic", "shm")
+def test_keys_of_top_record_all_members_and_dump_what_they_did(tmp_path, transport):
+    with job(tmp_path, transport) as it, Top(it.env) as top:
+        top.sees("VERDICT")
+        top.sees("exposed")
+        top.press("T", "4 of 4 members record a timeline until")
+        it.comes_to(it.step() + 5)
+        top.press("T", "4 of 4 members record no timeline any more")
+        files = [it.folder / "timeline" / name / "comm.json" for name in ("0", "1", "server-0", "server-1")]
+        until = time.monotonic() + 60
+        while not all(file.read_text().endswith("]\n") for file in files):
+            assert time.monotonic() < until, "all files are completed"
+        recorded = [{event["name"] for event in json.loads(file.read_text())} for file in files]
+        assert all("PUSH" in names for names in recorded[:2]) and all("SUM" in names for names in recorded[2:]), recorded
+
+        top.press("d", "5 of 5 members have written")
+        dumps = sorted(path.name for path in (it.folder / "flight").iterdir())
+        assert len([name for name in dumps if name.endswith(".flight.json")]) == 5, dumps
+        assert len([name for name in dumps if name.startswith("default-20")]) == 2, f"a report and its page: {dumps}"
+        assert top.quits() == 0
+        it.ends()
+
+
+def test_top_says_that_the_coordinator_does_not_answer_and_goes_on_when_it_does(tmp_path):
+    with job(tmp_path, "shm") as it, Top(it.env) as top:
+        top.sees("VERDICT")
+        it.coordinator.interrupt(signal.SIGSTOP)
+        try:
+            top.sees("NO ANSWER the coordinator has not answered for")
+        finally:
+            it.coordinator.interrupt(signal.SIGCONT)
+        top.press("d", "5 of 5 members have written")
+        assert top.quits() == 0
+        it.ends()
 
 
 @pytest.mark.parametrize("member", ["server-1", "worker-1"])

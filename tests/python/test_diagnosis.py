@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 from diagnosis import EXPERIMENTS, Experiment, examine, wrong
 
-QUICK = ["a rank that sleeps before it submits", "a slow sum lane", "a data loader that stalls"]
+QUICK = [
+    "a rank that sleeps before it submits",
+    "a slow sum lane",
+    "healthy workers of one machine",
+    "a rank that sleeps on the only machine",
+    "a rank that sleeps on a machine with another one",
+    "a data loader that stalls",
+]
 """The others need links of their own, or a machine that does nothing else."""
 
 

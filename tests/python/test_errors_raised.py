@@ -19,7 +19,7 @@ from processes import TRANSPORTS, run_python
 
 SETTINGS = {"step_timeout": "500ms", "stall_warn": "100ms"}
 SETTINGS |= dict.fromkeys(("partition_bytes", "credit_bytes", "submit_bytes_max"), "1MiB") | TRANSPORTS["quic"]
-TWO = {"size": 2, "servers": 1, "local_rank": 0, "local_size": 1, "node_rank": 0, "num_nodes": 1, "timeout": 20.0}
+TWO = {"size": 2, "servers": 1, "local_rank": 0, "local_size": 1, "node_rank": 0, "num_nodes": 1, "timeout": 20.0, "software": {}}
 
 NOT_BY_A_CALL = {
     errors.Error: "a base class",

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import platform
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from processes import Ended, over, run_all
 
@@ -23,6 +25,8 @@ for step in range({STEPS}):
     if gradlane.rank() == 1 and step == 5 and "fails" in sys.argv:
         raise ValueError("the data is gone")
 gradlane.shutdown()
+if "cleans up" in sys.argv:
+    sys.exit(3)
 """
 
 
@@ -92,7 +96,14 @@ def test_a_job_that_ends_has_a_report_whose_numbers_add_up(tmp_path, transport):
     assert server["sums"] == report["round"]["count"] == workers[0]["pushes"]
     assert report["push_pull"]["count"] == 2 * STEPS
     assert report["push_pull"]["sum_ns"] == sum(worker["push_pull_duration_nanoseconds{sum}"] for worker in workers)
-    assert report["settings"]["job"] == {"value": "night", "origin": "argument"}
+    assert report["setup"]["settings"]["job"] == {"value": "night", "origin": "argument"}
+    setups = [(member["role"], member["setup"]) for member in report["members"]]
+    assert len(setups) == 3 and len({setup["versions"]["gradlane"] for _, setup in setups}) == 1, setups
+    runs = {"python": platform.python_version(), "numpy": np.__version__}
+    for role, setup in setups:
+        assert (setup["versions"].items() >= runs.items()) == (role == "worker"), setup
+        assert setup["settings"]["job"]["value"] == "night" and "torch" not in setup["versions"], setup
+    assert f"workers: numpy {np.__version__}, python {platform.python_version()}" in page, page
     assert page.startswith("VERDICT ") and f"\n{STEPS} steps, " in page and page.count("\n") <= 20, page
 
 
@@ -107,14 +118,23 @@ def test_a_job_that_fails_has_a_report_with_the_reason(tmp_path, transport):
 
 
 @pytest.mark.over("quic")
+def test_a_job_whose_workers_fail_after_they_have_left_has_failed(tmp_path, transport):
+    assert run(tmp_path, transport, "cleans up").code == 3
+    report, page, _ = only(tmp_path)
+    assert report["end"]["how"] == "failed" and "exited with code 3" in report["end"]["reason"], report["end"]
+    assert (report["steps"], report["losses"]) == (STEPS, []), report
+    assert page.splitlines()[2] == f"reason: {report['end']['reason']}", page
+
+
+@pytest.mark.over("quic")
 def test_compare_names_the_setting_that_was_changed(tmp_path, transport):
     assert run(tmp_path / "a", transport).code == 0
     assert run(tmp_path / "b", transport, credit_bytes="1MiB").code == 0
     (a, _, path), (b, _, other) = only(tmp_path / "a"), only(tmp_path / "b")
     text = compare(path, other)
-    assert text.startswith("setting credit_bytes: default -> 1 MiB (argument)\n"), text
+    assert text.startswith("setting credit_bytes: default -> 1 MiB\n"), text
     told = json.loads(compare(path.parent, other.parent, "--json"))
-    assert told["facts"][0] == {"what": "setting credit_bytes", "a": "default", "b": "1 MiB (argument)"}
+    assert told["facts"][0] == {"what": "setting credit_bytes", "a": "default", "b": "1 MiB"}
     steps = [entry for entry in told["differences"] + told["noise"] if entry["what"] == "a step"]
     assert [entry["a"] for entry in steps] == [a["duration_ns"] // STEPS]
     assert [entry["b"] for entry in steps] == [b["duration_ns"] // STEPS]
@@ -139,8 +159,8 @@ def test_compare_refuses_what_is_no_report(tmp_path):
     broken = tmp_path / "broken.json"
     broken.write_text('{"form": "gradlane report", "schema"')
     assert "is cut off" in compare(broken, broken, code=2)
-    broken.write_text('{"form": "gradlane report", "schema": 99, "versions": {"gradlane": "9.9"}}')
-    assert "has schema 99, and this is 1; compare it with Gradlane 9.9" in compare(tmp_path, broken, code=2)
+    broken.write_text('{"form": "gradlane report", "schema": 99, "setup": {"versions": {"gradlane": "9.9"}}}')
+    assert "has schema 99, and this is 2; compare it with Gradlane 9.9" in compare(tmp_path, broken, code=2)
     assert "no such file" in compare(tmp_path / "nothing", broken, code=1).lower()
 
 

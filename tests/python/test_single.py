@@ -99,13 +99,23 @@ def test_the_metrics_are_those_that_the_documentation_lists(alone):
 def test_the_metrics_as_text_have_the_same_values(alone):
     line = re.compile(r'^(?:gradlane_worker_|(?=process_))(\w+?)(?:_total)?\{rank="0"\} ([\d.]+)$', re.MULTILINE)
     in_text = {name: float(value) for name, value in line.findall(gradlane.metrics_text())}
-    in_text["push_pull_duration_seconds"] = in_text.pop("push_pull_duration_seconds_sum")
-    in_text["push_pull_duration_count"] = in_text.pop("push_pull_duration_seconds_count")
+    for name in ("push_pull_duration", "step_duration"):
+        in_text[f"{name}_seconds"] = in_text.pop(f"{name}_seconds_sum")
+        in_text[f"{name}_count"] = in_text.pop(f"{name}_seconds_count")
     values = {
         name.replace("_nanoseconds", "_seconds"): value / 1e9 if name.endswith("_nanoseconds") else value
         for name, value in gradlane.metrics().items()
     }
-    assert in_text == values
+    # Nanoseconds since 1970 are more than a float tells apart.
+    assert in_text == pytest.approx(values, rel=1e-12)
+
+
+def test_operations_and_what_the_process_uses_are_counted(alone):
+    gradlane.push_pull(np.zeros(3, np.float32), "x")
+    counted = gradlane.metrics()
+    assert [counted[name] for name in ("submissions", "resolved", "failed", "push_pull_duration_count")] == [1, 1, 0, 1]
+    assert counted["process_cpu_nanoseconds"] > 0
+    assert counted["process_resident_memory_bytes"] > 1 << 20
 
 
 def test_print_config_tells_where_values_come_from(alone, capsys):

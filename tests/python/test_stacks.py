@@ -185,6 +185,182 @@ while gradlane.push_pull(np.full(1, pathlib.Path("stop").exists(), np.float32), 
         assert ended.code == 0, ended
 
 
+BESIDE = (
+    SAY
+    + """
+import contextlib, resource, signal, threading, time
+from pathlib import Path
+import gradlane, numpy as np
+from gradlane import _stacks
+
+flight = Path(os.environ["GRADLANE_DUMP_DIR"]) / "flight"
+
+def in_child():
+    child = os.fork()
+    if child == 0:
+        signal.raise_signal(signal.SIGUSR1)
+        os._exit(0)
+    return os.waitpid(child, 0)[1]
+
+def clear():
+    for file in flight.glob("beside*"):
+        file.unlink(missing_ok=True)
+
+def dumped(*members):
+    clear()
+    signal.raise_signal(signal.SIGUSR1)
+    await_(*members)
+
+def runs(server):
+    try:
+        return bool(server.join)
+    except gradlane.errors.FailedPreconditionError:
+        return False
+
+def without_descriptors(call):
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, limits[1]))
+    opened = []
+    with contextlib.suppress(OSError):
+        while True:
+            opened.append(os.open(os.devnull, os.O_RDONLY))
+    call()
+    for one in opened:
+        os.close(one)
+    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+def await_(*members):
+    until = time.monotonic() + 30
+    while not all((flight / f"beside-{member}.flight.json").exists() for member in members):
+        assert time.monotonic() < until, (members, list(flight.glob("*")))
+        time.sleep(0.02)
+
+with gradlane.Server(workers=1, job="beside") as server:
+    dumped("coordinator")
+    gradlane.init(coordinator=server.join, config={"job": "beside"})
+    gradlane.push_pull(np.ones(10, np.float32), "w")
+    dumped("worker-0", "server-0", "coordinator")
+    assert "in dumped" in (flight / "beside-worker-0.stacks.txt").read_text()
+    with gradlane.Server(workers=1, job="beside2"):
+        dumped("worker-0", "server-0", "coordinator")
+    clear()
+    signal.raise_signal(signal.SIGUSR1)
+    with gradlane.Server(workers=1, job="beside2"):
+        await_("worker-0", "server-0")  # what the signal told just before is not lost
+    dumped("worker-0", "server-0")
+    without_descriptors(_stacks._watch)
+    dumped("worker-0", "server-0", "coordinator")  # as before
+    ending = threading.Thread(target=server.stop, args=(60.0,))
+    ending.start()
+    while runs(server):
+        time.sleep(0.02)
+    dumped("worker-0", "server-0", "coordinator")  # while the servers wait until the worker has left
+    gradlane.shutdown()
+    ending.join()
+
+with gradlane.Server(workers=1, job="beside") as server:
+    dumped("coordinator")
+    assert in_child() == signal.SIGUSR1, "a child has no members"
+say("done")
+signal.raise_signal(signal.SIGUSR1)
+"""
+)
+
+
+def test_a_signal_dumps_the_coordinator_and_the_servers_that_a_python_process_runs(tmp_path):
+    (tmp_path / "train.py").write_text(BESIDE)
+    env = over("quic") | {"GRADLANE_STATE_DIR": str(tmp_path / "state"), "GRADLANE_DUMP_DIR": str(tmp_path)}
+    [ended] = run_all([([sys.executable, "train.py"], env)], timeout=120, cwd=tmp_path)
+    assert "done" in ended.output and ended.code == -signal.SIGUSR1, ended
+
+
+def test_a_signal_dumps_the_servers_that_the_first_worker_embeds_while_it_joins_and_later(tmp_path):
+    script = SAY + """
+import gradlane, numpy as np
+gradlane.init()
+while gradlane.push_pull(np.full(1, os.path.exists("stop"), np.float32), "w")[0] == 0:
+    pass
+"""
+    (tmp_path / "train.py").write_text(script)
+    env = over("quic") | {"GRADLANE_STATE_DIR": str(tmp_path / "state"), "GRADLANE_DUMP_DIR": str(tmp_path)}
+    env |= {"GRADLANE_JOB": "one", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
+    places = [{f"OMPI_COMM_WORLD_{name}": str(rank) for name in ("RANK", "LOCAL_RANK")} for rank in range(2)]
+    join, flight = tmp_path / "state" / "jobs" / "one" / "join", tmp_path / "flight"
+
+    def start(rank):
+        return Running([sys.executable, "train.py"], env=env | places[rank], cwd=tmp_path)
+
+    def dumped(members, when):
+        """Sends signals until these members have dumped, each one after the stacks of the one before."""
+        def look():
+            clear("one-*.stacks.txt")
+            os.kill(first.pid, signal.SIGUSR1)
+            await_(lambda: [*flight.glob("one-*.stacks.txt")], f"the stacks of worker 0 while it {when}")
+            return all((flight / f"one-{member}.flight.json").exists() for member in members)
+
+        clear("one-*.flight.json")
+        await_(look, f"the dumps of {members} while worker 0 {when}")
+
+    def clear(names):
+        for file in flight.glob(names):
+            file.unlink()
+
+    with start(0) as first:
+        await_(join.exists, "the join string")
+        dumped(["coordinator"], "joins")
+        [alone] = flight.glob("one-worker*")
+        assert alone.name == f"one-worker-of-pid-{first.pid}.stacks.txt" and "in init" in alone.read_text()
+        with start(1) as second:
+            dumped(["worker-0", "server-0", "coordinator"], "sums")
+            (tmp_path / "stop").touch()
+            assert [run.end(60).code for run in (first, second)] == [0, 0]
+
+
+def test_a_worker_without_a_recorder_writes_its_stacks_alone_and_the_signal_ends_nothing(tmp_path):
+    script = SAY + """
+import signal, time
+from pathlib import Path
+import gradlane
+
+stacks = Path(os.environ["GRADLANE_DUMP_DIR"]) / f"flight/default-worker-of-pid-{os.getpid()}.stacks.txt"
+gradlane.init()
+signal.raise_signal(signal.SIGUSR1)
+until = time.monotonic() + 30
+while not stacks.exists() and time.monotonic() < until:
+    time.sleep(0.02)
+assert "in <module>" in stacks.read_text()
+gradlane.shutdown()
+say(f"done {gradlane.is_initialized()}")
+signal.raise_signal(signal.SIGUSR1)
+"""
+    (tmp_path / "train.py").write_text(script)
+    env = {"GRADLANE_DUMP_DIR": str(tmp_path), "GRADLANE_LOG": "warn"}
+    [ended] = run_all([([sys.executable, "train.py"], env)], timeout=60, cwd=tmp_path)
+    assert "done False" in ended.output and ended.code == -signal.SIGUSR1, ended
+    assert "it is alone in its job" in ended.output, ended
+    env |= {"GRADLANE_RECORDER_EVENTS": "0", "GRADLANE_STATE_DIR": str(tmp_path / "state")}
+    command = [*GRADLANE, "run", "-n", "2", "-s", "1", "--", sys.executable, "train.py"]
+    [ended] = run_all([(command, env)], timeout=60, cwd=tmp_path)
+    assert ended.output.count("done False") == 2 and "recorder_events is 0" in ended.output, ended
+
+
+def test_the_handler_goes_if_the_job_does_not_form(tmp_path):
+    script = """
+import os, signal
+import gradlane
+
+try:
+    gradlane.init(timeout=0.5, config={"dump_dir": os.getcwd()})
+except gradlane.errors.NotFormedError:
+    signal.raise_signal(signal.SIGUSR1)
+"""
+    (tmp_path / "train.py").write_text(script)
+    env = {"GRADLANE_STATE_DIR": str(tmp_path / "state"), "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
+    env |= {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}
+    [ended] = run_all([([sys.executable, "train.py"], env)], timeout=60, cwd=tmp_path)
+    assert ended.code == -signal.SIGUSR1, ended
+
+
 @contextmanager
 def job(folder, script, *arguments, dump_dir=True):
     """Two workers and a server that run this script, and the environment of what gives them orders."""

@@ -8,7 +8,7 @@ import threading
 import gradlane
 import numpy as np
 import pytest
-from gradlane import timeline
+from gradlane import _timeline_files, timeline
 from gradlane.errors import FailedPreconditionError, InvalidArgumentError
 from processes import over, run_all, run_python
 
@@ -281,4 +281,5 @@ def events(path):
 
 
 def spans(path):
-    return [event for event in json.loads(path.read_text()) if event["ph"] == "X"]
+    """With what their rows say for all of them."""
+    return [event for event in _timeline_files.read(path).events if event["ph"] == "X"]

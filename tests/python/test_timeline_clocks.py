@@ -22,12 +22,16 @@ if os.environ["GRADLANE_RANK"] == "1" and sys.argv[1] == "there":
     there = ["unshare", "-T", "--fork", "--kill-child", "--monotonic", "{AHEAD}"]
     os.execvp("unshare", [*there, sys.executable, "-c", os.environ["WORK"], "here"])
 import gradlane, numpy
+from gradlane import parameters
 gradlane.init()
 while not all(gradlane.allgather(gradlane.timeline.clock() is not None)):
     pass
 for turn in range({STEPS}):
     with gradlane.timeline.span(f"turn {{turn}}"):
         gradlane.push_pull(numpy.ones(100_000, numpy.float32), "gradient")
+parameters.init("shared", numpy.zeros(100))
+for turn in range({STEPS}):
+    parameters.push_pull("shared", numpy.ones(100))
 gradlane.shutdown()
 """
 )
@@ -50,13 +54,17 @@ def test_workers_and_servers_of_one_machine_make_one_picture(tmp_path):
         of_sum = [event for event in spans if same(event, sum)]
         assert sorted(event["name"] for event in of_sum) == sorted(["SUM", "SEND", *["QUEUE", "PUSH", "PULL"] * 2])
         assert {event["args"]["worker"] for event in events if event["name"] == "LAST BYTE" and same(event, sum)} == {0, 1}
+    uses = [event for event in spans if event["name"] == "USE" and event["args"]["outcome"] == "answered"]
+    of_workers = [(event["args"]["round"], event["pid"] // 2) for event in spans if event["name"] == "PUSH" and is_shared(event)]
+    assert len(of_workers) == 2 * (STEPS + 1)
+    assert sorted((event["args"]["round"], *event["args"]["workers"]) for event in uses) == sorted(of_workers)
     names = {event["args"]["name"] for event in events if event["name"] == "thread_name" and event["pid"] >= 1 << 23}
-    assert {"gradient [0]", "gradient [0] to workers"} <= names
+    assert {"gradient [0]", "gradient [0] to workers", "shared [0] of worker 0", "shared [0] of worker 1"} <= names
     arrows = {}
     for event in events:
         if event["ph"] in ("s", "f"):
             arrows.setdefault(event["id"], []).append(event["ts"])
-    assert len(arrows) >= 4 * len(sums) and all(start <= end for start, end in arrows.values())
+    assert len(arrows) >= 4 * len(sums) + 2 * len(uses) and all(start <= end for start, end in arrows.values())
 
 
 def test_files_of_machines_whose_clocks_differ_by_an_hour_make_one_picture(tmp_path):
@@ -95,6 +103,10 @@ def record(folder, where):
 
 def same(event, other):
     return all(event.get("args", {}).get(name) == other["args"][name] for name in ("key", "part", "round"))
+
+
+def is_shared(event):
+    return event["args"]["tensor"] == "shared"
 
 
 def of(events, rank, name, turn):

@@ -73,8 +73,8 @@ def test_what_was_merged_can_be_merged_again(tmp_path):
 def test_a_timeline_of_another_version_or_without_its_clock_is_refused(tmp_path):
     path = own(tmp_path, 0, [])
     whole = path.read_text()
-    path.write_text(whole.replace('"version": 1', '"version": 2'))
-    with pytest.raises(InvalidArgumentError, match="another version of gradlane: 2"):
+    path.write_text(whole.replace('"version": 2', '"version": 3'))
+    with pytest.raises(InvalidArgumentError, match="another version of gradlane: 3"):
         merge(tmp_path, path)
     path.write_text(whole.replace("base_unix_ns", "base"))
     with pytest.raises(InvalidArgumentError, match="no base_unix_ns"):
@@ -168,6 +168,11 @@ def test_arrows_lead_from_a_push_to_its_sum_and_from_there_to_each_pull(tmp_path
     ]
     for ends in arrows.values():
         assert ends[0][1] < ends[1][1], "forwards"
+    # Perfetto draws an arrow from what begins first, so a pull's arrow ends at something that begins after SEND, and stands before the arrow.
+    arrived = [(event["pid"], event["ts"], events.index(event)) for event in events if event["name"] == "ARRIVED"]
+    ends = [(event["pid"], event["ts"], events.index(event)) for event in events if event["ph"] == "f" and event["name"] == "pull"]
+    assert [place[:2] for place in arrived] == [place[:2] for place in ends] and len(ends) == 2
+    assert all(moment[2] < end[2] for moment, end in zip(arrived, ends, strict=True))
 
 
 def test_rows_of_servers_have_the_names_that_workers_know(tmp_path):
@@ -177,6 +182,24 @@ def test_rows_of_servers_have_the_names_that_workers_know(tmp_path):
     assert rows == ["layer.weight [2]", "layer.weight [2] to workers"]
 
 
+def test_events_say_what_their_rows_say_for_all_of_them_and_those_that_differ_stay(tmp_path):
+    path = worker(tmp_path, 0, push=10, pull=300)
+    events = json.loads(path.read_text())
+    pull = next(event for event in events if event["name"] == "PULL")
+    pull["args"] |= {"bytes": 4, "part": 7}
+    unknown = span("PUSH", 1, 1, pid=1) | {"tid": [5], "args": {"round": 1}}
+    path.write_text(json.dumps([*events, unknown]))
+    # A timeline that was merged has whole events, and so had files of version 1.
+    for _ in range(2):
+        merged = timeline.merge(path, out=tmp_path / "merged.json")
+        assert merged.violations == ()
+        of = {event["name"]: event["args"] for event in json.loads((tmp_path / "merged.json").read_text()) if event.get("tid") == 4}
+        whole = PART | {"tensor": "layer.weight", "bytes": 8, "round": 5, "outcome": "done"}
+        assert (of["PUSH"], of["PULL"]) == (whole, whole | {"bytes": 4, "part": 7})
+        path = tmp_path / "again.json"
+        path.write_text((tmp_path / "merged.json").read_text().replace('"version": 2', '"version": 1'))
+
+
 def test_what_cannot_have_been_is_reported_with_the_worst_first(tmp_path):
     files = [worker(tmp_path, 0, push=120, pull=300), worker(tmp_path, 1, push=90, pull=180)]
     result = timeline.merge(*files, server(tmp_path), out=tmp_path / "merged.json")
@@ -184,6 +207,65 @@ def test_what_cannot_have_been_is_reported_with_the_worst_first(tmp_path):
     assert [(violation.what, round(violation.seconds * 1e6, 3)) for violation in result.violations] == [
         (of + "server 0 had the first byte of worker 0 before its PUSH began", 40),
         (of + "the PULL of worker 1 ended before server 0 had the whole sum", 21),
+    ]
+
+
+def test_arrows_lead_from_a_push_to_its_use_and_from_the_answer_to_its_own_pull(tmp_path):
+    # Both workers use the part for the fifth time, and have nothing to do with each other.
+    files = [worker(tmp_path, 0, push=10, pull=300), worker(tmp_path, 1, push=90, pull=320)]
+    used = using_server(tmp_path, {0: (60, 150), 1: (130, 200)})
+    result = timeline.merge(*files, used, out=tmp_path / "merged.json")
+    pairs = (timeline.Pair("a", "a", orders=4, violations=0, worst=0, error=0),)
+    assert result == timeline.Merged(error=0, by_wall_clock=(), pairs=pairs)
+    events = json.loads((tmp_path / "merged.json").read_text())
+    rows = [event["args"]["name"] for event in events if event["name"] == "thread_name" and event["pid"] == SERVER]
+    assert rows == ["layer.weight [2] of worker 0", "layer.weight [2] of worker 1"]
+    base = next(event["ts"] for event in events if event["name"] == "PUSH") - 10
+    arrows = {}
+    for event in events:
+        if event["ph"] in ("s", "f"):
+            arrows.setdefault((event["name"], event["id"]), []).append((event["pid"], event["tid"], round(event["ts"] - base, 3)))
+    assert sorted((name, *ends) for (name, _), ends in arrows.items()) == [
+        ("pull", (SERVER, 1, 150), (1, 4, 299.999)),
+        ("pull", (SERVER, 2, 200), (3, 4, 319.999)),
+        ("push", (1, 4, 10), (SERVER, 1, 60)),
+        ("push", (3, 4, 90), (SERVER, 2, 130)),
+    ]
+
+
+def test_a_use_that_cannot_have_been_is_reported(tmp_path):
+    files = [worker(tmp_path, 0, push=120, pull=300), worker(tmp_path, 1, push=90, pull=180)]
+    result = timeline.merge(*files, using_server(tmp_path, {0: (80, 150), 1: (100, 201)}), out=tmp_path / "merged.json")
+    of = "tensor layer.weight, part 2, round 5: "
+    assert [(violation.what, round(violation.seconds * 1e6, 3)) for violation in result.violations] == [
+        (of + "server 0 had the use of worker 0 before its PUSH began", 40),
+        (of + "the PULL of worker 1 ended before server 0 began to answer", 21),
+    ]
+
+
+def test_the_use_of_a_residual_and_the_sum_of_the_same_round_have_arrows_and_causality_of_their_own(tmp_path):
+    # The residual goes 500 µs before the sum.
+    use = {"push": -490, "pull": -300, "use": "residual"}
+    files = [worker(tmp_path, rank, push=10, pull=300) for rank in range(2)]
+    files += [worker(tmp_path, rank, **use) for rank in range(2)]
+    files += [server(tmp_path), using_server(tmp_path, {0: (-440, -380), 1: (-430, -350)}, use="residual")]
+    result = timeline.merge(*files, out=tmp_path / "merged.json")
+    assert result.violations == () and [pair.orders for pair in result.pairs] == [8]
+    events = json.loads((tmp_path / "merged.json").read_text())
+    ways = {}
+    for event in events:
+        if event["ph"] in ("s", "f"):
+            ways.setdefault((event["name"], event["id"]), []).append(event["ts"])
+    base = next(event["ts"] for event in events if event["name"] == "PUSH" and "use" not in event["args"]) - 10
+    assert sorted((name, *[round(ts - base, 3) for ts in ends]) for (name, _), ends in ways.items()) == [
+        ("pull", -380, -300.001),
+        ("pull", -350, -300.001),
+        ("pull", 120, 299.999),
+        ("pull", 120, 299.999),
+        ("push", -490, -440),
+        ("push", -490, -430),
+        ("push", 10, 150),
+        ("push", 10, 200),
     ]
 
 
@@ -283,12 +365,12 @@ SERVER = 1 << 23
 PART = {"key": "00000000000000aa", "part": 2}
 
 
-def worker(folder, rank, *, push, pull, job=False):
-    """Of one sum: its PUSH begins at `push`, its PULL ends at `pull`, in microseconds."""
+def worker(folder, rank, *, push, pull, job=False, use=None):
+    """Of one sum, or use: its PUSH begins at `push`, its PULL ends at `pull`, in microseconds."""
     pid = 2 * rank + 1
     row = {"ph": "M", "pid": pid, "tid": 4, "name": "thread_name"}
-    row["args"] = PART | {"name": "layer.weight [2]", "tensors": ["layer.weight"]}
-    about = PART | {"tensor": "layer.weight", "round": 5, "outcome": "done"}
+    row["args"] = PART | {"name": "layer.weight [2]", "tensor": "layer.weight", "tensors": ["layer.weight"], "bytes": 8}
+    about = {"round": 5, "outcome": "done"} | ({"use": use} if use else {})
     spans = [(("PUSH", push, 30), pid), (("PULL", push + 30, pull - push - 30), pid)]
     events = [row] + [span(*what, pid=pid) | {"tid": 4, "args": about} for what, pid in spans]
     readings = [(0, DAY, DAY, 1_000)] if job else [(0, DAY)]
@@ -304,11 +386,26 @@ def server(folder, *, readings=((0, DAY),), monotonic="a", host="a"):
     ]
     for name, rank, ts in (("FIRST", 0, 80), ("FIRST", 1, 100), ("LAST", 0, 150), ("LAST", 1, 200)):
         moment = {"ph": "i", "s": "t", "name": f"{name} BYTE", "pid": SERVER, "tid": 1, "ts": ts}
-        events.append(moment | {"args": PART | {"round": 5, "worker": rank}})
+        events.append(moment | {"args": {"round": 5, "worker": rank}})
     for name, tid, ts, dur in (("SUM", 1, 80, 121), ("SEND", 2, 120, 220)):
-        about = PART | {"round": 5, "outcome": "published"}
+        about = {"round": 5, "outcome": "published"}
         events.append({"ph": "X", "name": name, "pid": SERVER, "tid": tid, "ts": ts, "dur": dur, "args": about})
     return file(folder, "server 0", events, readings=readings, monotonic=(monotonic, 0), host=host)
+
+
+def using_server(folder, uses, use=None):
+    """Of uses of the same part and number. By rank: when the header came, and when the answer began; 100 µs later the worker had it."""
+    events = []
+    for tid, (rank, (came, answered)) in enumerate(uses.items(), start=1):
+        what = f" of worker {rank}"
+        row = {"ph": "M", "pid": SERVER, "tid": tid, "name": "thread_name"}
+        events.append(row | {"args": PART | {"name": "00aa [2]" + what, "what": what}})
+        # A first attempt broke off.
+        spans = [("USE", came - 10, 5, "torn"), ("USE", came, answered - came, "answered"), ("ANSWER", answered, 100, "taken")]
+        for name, ts, dur, outcome in spans:
+            about = PART | {"round": 5, "workers": [rank], "outcome": outcome} | ({"use": use} if use else {})
+            events.append({"ph": "X", "name": name, "pid": SERVER, "tid": tid, "ts": ts, "dur": dur, "args": about})
+    return file(folder, "server 0", events, readings=((0, DAY),), monotonic=("a", 0))
 
 
 def test_a_good_reading_makes_those_around_it_better(tmp_path):
@@ -341,7 +438,7 @@ def own(folder, rank, events, *, readings=((0, DAY),), process=70, host="a", mon
 
 def file(folder, member, events, *, readings, monotonic, process=70, host="a"):
     at_ns, unix_ns = readings[0][:2]
-    about = {"version": 1, "base_unix_ns": unix_ns - at_ns, "member": member, "host": host, "process": process}
+    about = {"version": 2, "base_unix_ns": unix_ns - at_ns, "member": member, "host": host, "process": process}
     about |= {"monotonic": monotonic[0], "monotonic_ns": monotonic[1]} if monotonic[0] else {}
     head = [{"ph": "M", "pid": 0, "name": "gradlane_timeline", "args": about}]
     for reading in readings:

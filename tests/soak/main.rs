@@ -3,6 +3,7 @@
 //!
 //! The simulation runs on one thread, and Python's threads take turns. Only native threads wait at once for one engine.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -78,7 +79,13 @@ fn sessions(over: Over, embedded: &Embedded) -> Vec<Arc<Session>> {
         let joining: Vec<_> = (0..WORKERS)
             .map(|rank| {
                 scope.spawn(move || {
-                    let request = JoinRequest { rank: Some(rank), workers: WORKERS, servers: 1, patience: DEADLINE };
+                    let request = JoinRequest {
+                        rank: Some(rank),
+                        workers: WORKERS,
+                        servers: 1,
+                        patience: DEADLINE,
+                        software: BTreeMap::new(),
+                    };
                     let found = Found::from(embedded.join_string().clone());
                     Arc::new(Session::join(found, request, config(over, &[])).expect("joins"))
                 })

@@ -218,6 +218,7 @@ impl Member {
             Frame::Join(_)
             | Frame::Heartbeat { .. }
             | Frame::Metrics(_)
+            | Frame::Setup(_)
             | Frame::Declare { .. }
             | Frame::Undeclare { .. }
             | Frame::Barrier { .. }
@@ -360,6 +361,9 @@ impl Member {
             self.note_contact(now);
             for frame in self.requests.frames(now, self.patient_until()) {
                 self.send(frame);
+            }
+            if !self.config.setup.is_empty() {
+                self.send(Frame::Setup(self.config.setup.clone()));
             }
             self.squares.clone().into_iter().for_each(|squares| self.send(Frame::Squares(squares)));
             self.steps.into_iter().for_each(|report| self.send(Frame::Steps(report)));

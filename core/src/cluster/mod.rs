@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use crate::error::{Error, Result};
 use crate::types::{
-    Answer, Closing, ControlCommand, Defect, Epoch, Order, PartLayout, Passage, Process, SumId, TensorKey, Time, View,
-    WorkersKey,
+    Answer, Closing, ControlCommand, Defect, Epoch, Order, PartLayout, Passage, Process, Setup, SumId, TensorKey, Time,
+    View, WorkersKey,
 };
 use crate::wire::Frame;
 use crate::wire::frame::{Hold, Stall};
@@ -66,6 +66,8 @@ pub struct MemberConfig {
     pub redial_min: Duration,
     /// The longest pause between two attempts.
     pub redial_max: Duration,
+    /// What it runs and its settings, which it tells the coordinator.
+    pub setup: Setup,
     /// A defect to plant, in tests.
     pub defect: Option<Defect>,
 }

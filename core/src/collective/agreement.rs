@@ -12,11 +12,15 @@
 //! 3. The leader's driver asks for decisions ([`lead`](Agreement::lead)) while it [may](Agreement::may_lead). Bring them to every rank, also
 //!    to the leader. Bring all decisions of one answer at once. After [`Decision::Part`] there are no more.
 //! 4. Every rank obeys them in that order ([`obey`](Agreement::obey)) while it [may](Agreement::may_obey).
-//! 5. After every call, carry out each [`next_act`](Agreement::next_act), and set a timer to [`poll_timeout`](Agreement::poll_timeout).
-//!    Say when an operation in host memory has ended ([`handle_host_ended`](Agreement::handle_host_ended)).
+//! 5. After every call, carry out each [`next_act`](Agreement::next_act), count each [`next_last`](Agreement::next_last), and set a timer to
+//!    [`poll_timeout`](Agreement::poll_timeout). Say when an operation in host memory has ended
+//!    ([`handle_host_ended`](Agreement::handle_host_ended)).
+//!
+//! All ranks give times by one clock, which the processes of a machine share.
 //!
 //! `L` is the driver's load of an operation: its memory, and the token of its caller.
 
+mod lateness;
 mod obeying;
 mod shares;
 mod stalls;
@@ -26,9 +30,10 @@ mod words;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
+use self::lateness::Lateness;
 use self::stalls::{StallWatch, Waiting};
 use self::turns::Turns;
-pub use self::words::{Act, Announcement, Brought, Party, Wish};
+pub use self::words::{Act, Announcement, Brought, Last, Party, Wish};
 
 use super::explain::{broken, named, not_finite};
 use super::group::{self, Blocks, QueueSpace};
@@ -36,7 +41,7 @@ use super::order::{Breach, Claim, Decision, Order, Slot};
 use super::ranks::{Breakage, LocalRank};
 use crate::config::LEADER_PATIENCE;
 use crate::error::Error;
-use crate::types::{Declined, Defect, DeviceKind, Goal, Time, Unmet, meeting_again, planted};
+use crate::types::{Declined, Defect, DeviceKind, Goal, Ready, Time, Unmet, meeting_again, planted};
 use crate::wire::frame::Stall;
 
 /// The machine; see the module's documentation.
@@ -45,6 +50,7 @@ pub struct Agreement<L> {
     party: Party,
     /// Only the leader has one.
     order: Option<Order>,
+    lateness: Lateness,
     stall_watch: StallWatch,
     /// What the watch has found and the driver has not taken yet.
     stalls: Vec<Stall>,
@@ -93,6 +99,7 @@ impl<L> Agreement<L> {
         let count = u32::try_from(party.ranks.len()).expect("at most RANKS_MAX");
         Self {
             order: (party.me == 0).then(|| Order::new(count, party.oldest_every).planting(party.defect)),
+            lateness: Lateness::default(),
             stall_watch: StallWatch::new(party.stall_warn),
             turns: Turns::new(party.defect),
             stalls: Vec::new(),
@@ -132,7 +139,8 @@ impl<L> Agreement<L> {
         if !self.waits_for_owner(&wish) {
             self.due.insert((now + self.party.step_timeout, slot));
         }
-        let claim = Claim { failed: wish.failure.is_some(), ..wish.claim };
+        let ready = Ready { since: now, ..wish.claim.ready };
+        let claim = Claim { failed: wish.failure.is_some(), ready, ..wish.claim };
         let pending = Pending { wish, load: Some(load), since: now, withdrawn: false, overdue: false };
         self.pending.insert(slot, pending);
         if self.due.len() > 2 * self.pending.len() + DUE_SLACK {
@@ -239,26 +247,37 @@ impl<L> Agreement<L> {
         std::mem::take(&mut self.urgent)
     }
 
-    /// Gives the leader an announcement of the rank at this position.
+    /// Gives the leader an announcement of the rank at this position, which it hears now.
     ///
     /// # Errors
     /// If no rank that follows the rules announces this. Nothing changes then.
-    pub fn hear(&mut self, rank: usize, announcement: Announcement) -> Result<(), Breakage> {
+    pub fn hear(&mut self, now: Time, rank: usize, mut announcement: Announcement) -> Result<(), Breakage> {
         let Some(order) = &mut self.order else { return Ok(()) };
-        if let Announcement::Overdue(slot, waited) = announcement {
-            self.complaints.push((slot, waited));
-            return Ok(());
+        match &mut announcement {
+            Announcement::Ready(_, claim) => claim.ready = self.lateness.bounded(now, claim.ready),
+            Announcement::Withdrawn(_) => {}
+            Announcement::Overdue(slot, waited) => {
+                self.complaints.push((*slot, *waited));
+                return Ok(());
+            }
         }
         let heard = tell(order, u32::try_from(rank).expect("at most RANKS_MAX"), announcement);
         heard.map_err(|Breach| Breakage::Confused(rank))
     }
 
     /// The leader has read all announcements. It acts on complaints only now, because a late rank may have announced meanwhile.
-    pub fn weigh(&mut self) {
+    pub fn weigh(&mut self, now: Time) {
         let Some(order) = &mut self.order else { return };
+        self.lateness.handle_looked(now);
         for (slot, waited) in self.complaints.drain(..) {
             order.handle_overdue(slot, waited);
         }
+    }
+
+    /// On the leader: who came last to the next operation to which all ranks have come. The driver must drain them after every input.
+    pub fn next_last(&mut self) -> Option<Last> {
+        let latest = self.order.as_mut()?.next_latest()?;
+        Some(self.lateness.count(latest, self.party.ranks[latest.rank as usize].rank))
     }
 
     /// Whether this rank leads, has obeyed what it decided, and has something to decide, with this much room on devices.

@@ -27,7 +27,7 @@ pub mod nccl;
 pub use dataflow::Dataflow;
 pub use device::{Bootstrap, DeviceCollective, DeviceMemory, MakeDeviceCollective, Moved, Ordered, Team, Traffic};
 pub use devices::device_collective;
-pub use host::{HostCollective, HostOptions};
+pub use host::{Begun, Hears, HostCollective, HostOptions};
 pub use needs::Needs;
 pub use operation::{Memory, Operation};
 pub use ranks::LocalRank;

@@ -16,12 +16,16 @@
 //! A rank that comes to a failed round later gets the failure again. The cost of a decision is logarithmic in the number of pending
 //! operations.
 
+mod lateness;
+
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
+use self::lateness::Arrivals;
+pub use self::lateness::Latest;
 pub use crate::types::{Claim, Slot};
-use crate::types::{Declined, Defect, Machines, PartId, Priority, Round, planted};
+use crate::types::{Declined, Defect, Goal, Machines, PartId, Priority, Round, planted};
 
 /// A decision, which all ranks carry out.
 #[derive(Clone, PartialEq, Debug)]
@@ -90,7 +94,8 @@ pub enum Failure {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Breach;
 
-/// The state machine. Its inputs are the `handle_*` methods, its output is [`next_decision`](Self::next_decision).
+/// The state machine. Its inputs are the `handle_*` methods, its outputs [`next_decision`](Self::next_decision) and
+/// [`next_latest`](Self::next_latest).
 #[derive(Debug)]
 pub struct Order {
     ranks: u32,
@@ -106,6 +111,8 @@ pub struct Order {
     /// Failures that some ranks may not know yet.
     failed: BTreeMap<Slot, Failure>,
     failures: VecDeque<(Slot, Failure)>,
+    /// The ranks that came last, until somebody asks for them.
+    latest: VecDeque<Latest>,
     left: u64,
     announced: u64,
     /// Rounds in all [`Announced::early`].
@@ -126,6 +133,7 @@ struct Pending {
     /// The members that the first claim names, one bit each.
     members: u64,
     arrived: u64,
+    arrivals: Arrivals,
     weights: Vec<f64>,
 }
 
@@ -183,6 +191,7 @@ impl Order {
             look_at: QUIET_PARTS_MIN,
             failed: BTreeMap::new(),
             failures: VecDeque::new(),
+            latest: VecDeque::new(),
             left: 0,
             announced: 0,
             early: 0,
@@ -226,6 +235,7 @@ impl Order {
             priority: claim.priority,
             members,
             arrived: 0,
+            arrivals: Arrivals::default(),
             weights: vec![1.0; ranks],
         };
         let pending = self.pending.entry(slot).or_insert_with(first);
@@ -236,6 +246,7 @@ impl Order {
         }
         self.announced += u64::from(pending.arrived == 0);
         pending.arrived |= 1 << rank;
+        pending.arrivals.add(rank, claim.ready);
         pending.weights[rank as usize] = claim.weight;
         pending.priority = pending.priority.max(claim.priority);
         pending.claim.failed |= claim.failed;
@@ -291,6 +302,11 @@ impl Order {
         let Pending { claim, failed, weights, .. } = self.remove(slot).expect("what is ready is pending");
         let failed = failed.filter(|_| !planted(self.defect, Defect::FailureNotTold));
         Some(Decision::Run { slot, claim, failed, weights })
+    }
+
+    /// The next rank that came last to an operation. The caller must drain them after every input.
+    pub fn next_latest(&mut self) -> Option<Latest> {
+        self.latest.pop_front()
     }
 
     /// The operation that [`next_decision`](Self::next_decision) would run, and its claim. `None` if there is none or if the next decision
@@ -403,8 +419,11 @@ impl Order {
         let missing = pending.members & !pending.arrived;
         let is_hasty = planted(self.defect, Defect::OrderedTooEarly) && missing.count_ones() == 1;
         if missing == 0 || is_hasty {
-            self.ready.insert((Reverse(pending.priority), pending.order, slot));
+            let is_new = self.ready.insert((Reverse(pending.priority), pending.order, slot));
             self.ages.insert((pending.order, slot));
+            if is_new && !pending.claim.failed && Goal::adds_contributions(slot.1) {
+                self.latest.extend(pending.arrivals.latest(slot));
+            }
             return;
         }
         if missing & self.left != 0 {

@@ -161,7 +161,7 @@ knobs! {
         state_dir: Optional<Path> = "~/.gradlane";
         /// The directory below which checkpoints are saved and found, shared by the coordinator and all servers; the one in which they run where none is given. Workers name paths below it.
         checkpoint_dir: Optional<Path> = "";
-        /// The directory below which a worker writes what `gradlane ctl dump` asks for, and each member what `gradlane ctl timeline` asks for; the one in which it runs where none is given. If it is given, a worker that fails dumps its flight recorder in the directory `flight` below it, and a worker in Python does so on SIGUSR1.
+        /// The directory below which each member writes what `gradlane ctl dump` and `gradlane ctl timeline` ask for; the one in which it runs where none is given. If it is given, a member that fails dumps its flight recorder in the directory `flight` below it, and so do the members of a program in Python, servers, coordinators and launchers on SIGUSR1.
         dump_dir: Optional<Path> = "";
         /// How long the certificate of a process is good; renewed at two thirds of it while the process runs. Set it at the coordinator.
         certificate_lifetime: TimeSpan = "24 h" in "2 s" to "720 h";
@@ -304,14 +304,17 @@ knobs! {
         timeline_steps: Count = "0" in "0" to "1000000000";
         /// Size at which a timeline ends.
         timeline_bytes_max: Bytes = "256 MiB" in "64 KiB" to "64 GiB";
-        /// Events that the flight recorder of a worker keeps, beside a quarter as many open operations: 96 bytes of memory an event in all. 0 records nothing.
-        recorder_events: Count = "65536" in "0" to "1048576";
+        /// Events that the flight recorder of a member keeps, 64 bytes each, beside up to 16,384 open operations of a worker or a server in 2 MiB. More events that do not fit the processor's second cache make small sums slower. 0 records nothing.
+        recorder_events: Count = "8192" in "0" to "1048576";
         /// The directory in which the coordinator writes a report when the job ends or fails: JSON for `gradlane compare`, and a page of text. Made if it is not there; absent for no report.
         report: Optional<Path> = "";
         /// Where this process shows its metrics and its state over HTTP, such as 127.0.0.1:9400; absent for nowhere, and port 0 for any free
         /// one, which the log names. Anybody who reaches the address can read them. Each process of a host has a port of its own: a worker adds
         /// its local rank, and `gradlane run` takes this port for itself and the following ones for its workers, then for its servers.
         metrics_bind: Optional<Address> = "";
+        /// Whether `metrics_bind` may be an address that other hosts can reach. There is no password: whoever reaches it reads counters, the
+        /// names of the job and of hosts, and names of tensors that wait. Without this, such an address shows nothing, and a warning says so.
+        metrics_public: Flag = "false";
         /// Further names under which others may ask for metrics. The address that was asked, `localhost`, and the names of this host are always
         /// good; any other name is refused, so that no web page can read them through a name of its own.
         metrics_hosts: Names = "";

@@ -34,11 +34,21 @@ impl Config {
         text
     }
 
-    /// The settings as one number, equal for equal settings. What [`to_toml`](Self::to_toml) writes as comments is left out.
+    /// The settings that somebody gave: name, value, where the value came from. Secrets are masked. Left out is what differs between the processes
+    /// of a job because they are several: their places and addresses, and
+    /// how they find each other.
+    pub fn given(&self) -> impl Iterator<Item = (&'static str, String, String)> {
+        let is_own = |knob: &Knob| knob.topic == "Place" || OWN.contains(&knob.name);
+        KNOBS.iter().filter(move |knob| !is_own(knob)).filter_map(|knob| {
+            let origin = self.origins.get(knob.name)?;
+            Some((knob.name, knob.value(self), origin.to_string()))
+        })
+    }
+
+    /// What [`given`](Self::given) says as one number, without origins: processes with equal settings have the same.
     pub fn fingerprint(&self) -> u64 {
-        let text = self.to_toml();
-        let given: Vec<&str> = text.lines().filter(|line| !line.starts_with('#')).collect();
-        xxh3_64(given.join("\n").as_bytes())
+        let given: Vec<String> = self.given().map(|(name, value, _)| format!("{name}={value}\n")).collect();
+        xxh3_64(given.concat().as_bytes())
     }
 
     /// A file that produces these settings again. Settings of this process only are written as comments: secrets, and the place that a
@@ -82,6 +92,21 @@ fn literal(knob: &Knob, value: String) -> String {
     }
 }
 
+/// Settings that tell the processes of a job apart, besides the topic `Place`, or one job from another; and where a report goes, which its reader
+/// knows.
+const OWN: [&str; 10] = [
+    "role",
+    "join",
+    "join_file",
+    "coordinator_host",
+    "coordinator_port",
+    "bind",
+    "advertise",
+    "metrics_bind",
+    "metrics_public",
+    "report",
+];
+
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
@@ -115,6 +140,17 @@ mod tests {
         let (read, _) = Config::load(&BTreeMap::new(), environment("RANK=0 WORLD_SIZE=2"), Some(&file)).unwrap();
         let expected = Config { join: None, rank: Some(0), node_rank: Some(0), ..config() };
         assert_eq!(Config { origins: BTreeMap::new(), ..read }, Config { origins: BTreeMap::new(), ..expected });
+    }
+
+    #[test]
+    fn processes_of_a_job_have_one_fingerprint_wherever_they_are() {
+        let with = |variables: &str| Config::load(&BTreeMap::new(), environment(variables), None).unwrap().0;
+        let one = with("RANK=1 WORLD_SIZE=2 GRADLANE_CREDIT_BYTES=8MiB GRADLANE_METRICS_BIND=127.0.0.1:9401");
+        let given: Vec<_> = one.given().map(|(name, value, _)| format!("{name}={value}")).collect();
+        assert_eq!(given, ["credit_bytes=8 MiB"]);
+        let other = with("GRADLANE_RANK=0 GRADLANE_SIZE=2 GRADLANE_CREDIT_BYTES=8192KiB");
+        assert_eq!(one.fingerprint(), other.fingerprint());
+        assert_ne!(one.fingerprint(), with("GRADLANE_CREDIT_BYTES=9MiB").fingerprint());
     }
 
     fn config() -> Config {

@@ -4,7 +4,6 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use super::driver::{Engine, locked};
-use super::handle::Handle;
 use super::metrics::Metrics;
 use crate::error::Result;
 use crate::types::{
@@ -76,8 +75,7 @@ impl Engine {
             return Err(error);
         }
         let patience = self.patience(timeout);
-        let (limit, backend) = self.limit_of_request(patience, what, name);
-        let (handle, done) = Handle::new(0, backend, Arc::default(), |_| {});
+        let (handle, done) = self.request(0, patience, what, name);
         let answer = Arc::new(Mutex::new(None));
         let there = Arc::clone(&answer);
         let answered = Done::new(move |outcome: Result<Answer>| {
@@ -87,7 +85,7 @@ impl Engine {
         if let Some(membership) = &*locked(&self.shared.membership) {
             membership.ask(ask, patience, answered);
         }
-        handle.limited(limit).wait(None)?;
+        handle.wait(None)?;
         Ok(locked(&answer).take().expect("the answer came before the end"))
     }
 }

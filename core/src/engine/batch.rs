@@ -13,7 +13,6 @@ use super::memory::Memory;
 use super::metrics::Metrics;
 use super::submissions::{Submissions, ending};
 use super::submit::{HERE_BYTES_MAX, check, check_ranks, in_copies};
-use super::submit_budget::SubmitBudget;
 use super::watched::Watched;
 use crate::cuda::Marks;
 use crate::error::{Error, Result};
@@ -163,7 +162,7 @@ impl Engine {
         self.shared.followed.check()?;
         let bytes = members.iter().map(|member| member.source.len() as u64).sum();
         let _span = tracing::trace_span!("submit_all", tensors = members.len(), bytes).entered();
-        let room = SubmitBudget::enter(&self.room, bytes, timeout, &|| self.shared.works())?;
+        let room = self.reserve(bytes, timeout)?;
 
         let look =
             |(tensor, member): (&TensorSpec, &Member)| Watched::look(&self.shared, tensor, &member.source, demand);

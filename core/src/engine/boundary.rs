@@ -43,17 +43,26 @@ impl Engine {
     /// [`Error::QuorumLost`] if the workers were too few for `rejoin_timeout`; why the job ended else.
     pub fn begin_step(&self) -> Result<Step> {
         reach(Failpoint::StepBegins);
-        let bounds = self.config.bounds();
-        loop {
-            if let Some(step) = self.try_to_begin(false)? {
-                return Ok(step);
+        let step = loop {
+            if let Some(step) = self.begin_or_wait().transpose() {
+                break step;
             }
-            self.room.wait_until_empty(bounds.operation(None), &|| self.patience_left())?;
-            if let Some(step) = self.try_to_begin(true)? {
-                return Ok(step);
-            }
-            self.wait_at_boundary(bounds.barrier(bounds.step))?;
+        };
+        step.inspect_err(|error| self.shared.flight.request_failed(error))
+    }
+
+    /// As [`begin_step`](Self::begin_step); `None` if it has waited, and no step has begun.
+    fn begin_or_wait(&self) -> Result<Option<Step>> {
+        if let Some(step) = self.try_to_begin(false)? {
+            return Ok(Some(step));
         }
+        let bounds = self.config.bounds();
+        self.room.wait_until_empty(bounds.operation(None), &|| self.patience_left())?;
+        if let Some(step) = self.try_to_begin(true)? {
+            return Ok(Some(step));
+        }
+        self.wait_at_boundary(bounds.barrier(bounds.step))?;
+        Ok(None)
     }
 
     /// As [`begin_step`](Self::begin_step); `None` where that would wait, and then no step has begun.
@@ -61,7 +70,7 @@ impl Engine {
     /// # Errors
     /// As [`begin_step`](Self::begin_step).
     pub fn begin_step_at_once(&self) -> Result<Option<Step>> {
-        self.try_to_begin(false)
+        self.try_to_begin(false).inspect_err(|error| self.shared.flight.request_failed(error))
     }
 
     fn try_to_begin(&self, is_settled: bool) -> Result<Option<Step>> {

@@ -14,11 +14,10 @@ use super::dial::dial;
 use super::executors::execute;
 use super::inline::Inline;
 use super::job::Job;
-use super::metrics::Metrics;
 use super::shared::{Dispatch, Shared};
 use super::state::{Effect, Resolved};
 use super::submit::HERE_BYTES_MAX;
-use crate::error::{Code, Result};
+use crate::error::Result;
 use crate::pipeline::Stage;
 use crate::sched::StallReport;
 use crate::types::{Done, PartLayout, TensorSpec};
@@ -170,12 +169,7 @@ fn wake_poller(shared: &Shared) {
 
 fn resolve(shared: &Shared, done: Done<()>, ended: Resolved) {
     let Resolved { outcome, tensors, took } = ended;
-    shared.metrics.push_pull_duration_nanoseconds.add(took);
-    if let Some(error) = outcome.as_ref().err().filter(|error| error.code() == Code::DeadlineExceeded) {
-        shared.flight.timed_out(error);
-    }
-    Metrics::add(&shared.metrics.resolved, tensors);
-    Metrics::add(&shared.metrics.failed, if outcome.is_err() { tensors } else { 0 });
+    shared.metrics.count_resolved(&outcome, tensors, took);
     done.report(outcome);
 }
 

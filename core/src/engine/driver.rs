@@ -9,17 +9,17 @@ use super::asked::{Asked, Submission};
 use super::dispatcher::Dispatcher;
 use super::effects::counting;
 use super::events::on_event;
-use super::flight::Flight;
 use super::follow::Following;
 use super::handle::{Handle, HandleBackend};
 use super::limit::Limit;
 use super::local_peers;
 use super::metrics::Metrics;
+use super::recorder::{Flight, Recorder};
 use super::shared::{ChangeLog, Shared, Waiting};
 use super::stages::Stages;
 use super::submissions::{Submissions, ending};
 use super::submit::{HERE_BYTES_MAX, check, check_ranks, in_copies};
-use super::submit_budget::SubmitBudget;
+use super::submit_budget::{Reservation, SubmitBudget};
 use super::trace::{Timeline, Window};
 use super::watched::Watched;
 use crate::cluster::{ContactTerms, MemberConfig, empty_barrier};
@@ -29,11 +29,12 @@ use crate::error::Result;
 use crate::identity::Credentials;
 use crate::local::{Progress, Segment};
 use crate::mem::{Copies, Doubt};
+use crate::metrics::OfProcess as _;
 use crate::runtime::exporter::{Exporter, Exposure, Standing};
 use crate::runtime::{Clock, JobClock, Membership, MembershipOptions, Timer};
 use crate::sched::SchedulerConfig;
 use crate::transport::Transport;
-use crate::types::{Address, Demand, DeviceKind, Scheme, TensorSpec, Time, WorkerId, WorkersKey};
+use crate::types::{Address, Demand, DeviceKind, Role, Scheme, TensorSpec, Time, WorkerId, WorkersKey};
 use crate::worker::{Formation, Tensor, Terms, Worker, WorkerSettings};
 
 /// How to start an engine.
@@ -119,16 +120,18 @@ impl Engine {
             keeps_sums: local_peers::outlives_servers(&config),
         };
         let (joins_in, first_size) = (member.join_timeout + bounds.call, member.workers);
-        let dispatcher = Arc::new(Dispatcher::default());
+        let (dispatcher, recorder) = (Arc::new(Dispatcher::default()), Recorder::new(config.recorder_events));
         let shared = Arc::new(Shared::new(
             options.transport,
             options.device,
             Metrics::new(&options.copies),
             clock,
             (config.checksum, config.nan_check),
-            (Worker::new(clock.now(), settings), Arc::new(Flight::new(&config, clock))),
+            (Worker::new(clock.now(), settings), Arc::new(Flight::new(&config, Role::Worker, clock, recorder))),
             Arc::clone(&dispatcher) as _,
         ));
+        shared.metrics.configured(config.fingerprint());
+        Metrics::set(&shared.metrics.credit_bytes, config.credit_bytes);
         config.dump_dir.iter().for_each(|directory| shared.dumps.allow(directory.clone()));
         let exposure = exporter.map(|exporter| exporter.show(Arc::clone(&shared.probe) as _));
         let timed = Arc::downgrade(&shared);
@@ -157,6 +160,7 @@ impl Engine {
         )?;
         let job_clock = membership.job_clock().clone();
         shared.probe.usage.joined(job_clock.clone());
+        shared.flight.follow_clock(job_clock.clone());
         *locked(&shared.membership) = Some(membership);
         let watched = Arc::downgrade(&shared);
         shared.transport.watch(Arc::new(move |cause| {
@@ -166,7 +170,8 @@ impl Engine {
         }));
         let room = SubmitBudget::new(config.submit_bytes_max, bounds.call);
         let backend = Submissions::single(&shared);
-        let timeline = Arc::new(Timeline::new(clock, Some(job_clock.clone()), config.timeline_bytes_max));
+        let timeline = Timeline::new(clock, Some(job_clock.clone()), config.timeline_bytes_max);
+        let timeline = Arc::new(timeline.counted_in(shared.metrics.trace_counts()));
         let _ = shared.timeline.set(Arc::clone(&timeline));
         let waiting = Arc::new(Waiting(Arc::clone(&shared)));
         let stages = Arc::new(Stages::new(Arc::clone(&shared), dispatcher));
@@ -188,13 +193,16 @@ impl Engine {
             leaving: Mutex::default(),
             arrivals: Arrivals::default(),
         };
-        engine.shared.milestones.wait(joins_in, "joining the job", |reached| reached.joined)?;
+        let (milestones, meeting) = (&engine.shared.milestones, "meeting the workers of this machine");
+        // Meeting them ends in time by itself, with an error that says more.
+        let meets_in = engine.config.join_timeout * 2 + bounds.call;
+        milestones
+            .wait(joins_in, "joining the job", |reached| reached.joined)
+            .and_then(|()| milestones.wait(meets_in, meeting, |reached| reached.equipped))
+            .inspect_err(|error| engine.shared.flight.failed(error))?;
         // A worker need not know it before.
         engine.first_size =
             engine.first_size.max(engine.shared.look(|state| state.worker.formation().map_or(1, Formation::ranks)));
-        // Meeting them ends in time by itself, with an error that says more.
-        let meets_in = engine.config.join_timeout * 2 + bounds.call;
-        engine.shared.milestones.wait(meets_in, "meeting the workers of this machine", |reached| reached.equipped)?;
         if let Some(place) = &engine.config.timeline {
             let Config { timeline_from_step: from, timeline_steps: steps, .. } = engine.config;
             engine.shared.record_timeline(place, Window::by_settings(from, steps))?;
@@ -295,6 +303,12 @@ impl Engine {
         &self.job_clock
     }
 
+    /// Waits for room for a submission of so many bytes. See [`SubmitBudget::enter`].
+    pub(super) fn reserve(&self, bytes: u64, timeout: Option<Duration>) -> Result<Reservation> {
+        let room = SubmitBudget::enter(&self.room, bytes, timeout, &|| self.shared.works());
+        room.inspect_err(|error| self.shared.flight.failed(error))
+    }
+
     /// The limit of an operation on a tensor that begins now with this timeout.
     pub(super) fn limit(&self, name: Arc<str>, timeout: Option<Duration>) -> Limit {
         Limit::new(self.shared.clock, self.config.bounds().operation(timeout), "tensor", name)
@@ -328,7 +342,7 @@ impl Engine {
         self.shared.followed.check()?;
         let bytes = source.len() as u64;
         let _span = tracing::trace_span!("submit", tensor = &*tensor.name, bytes).entered();
-        let room = SubmitBudget::enter(&self.room, bytes, timeout, &|| self.shared.works())?;
+        let room = self.reserve(bytes, timeout)?;
         entered();
 
         let name: Arc<str> = tensor.name.as_str().into();
@@ -445,13 +459,12 @@ impl Engine {
             return Handle::resolved(id, Err(error));
         }
         let patience = self.patience(timeout);
-        let (limit, backend) = self.limit_of_request(patience, "barrier", name);
-        let (handle, done) = Handle::new(id, backend, Arc::default(), |_| {});
+        let (handle, done) = self.request(id, patience, "barrier", name);
         // If the engine is shut down, the token is dropped, which reports an error.
         if let Some(membership) = &*locked(&self.shared.membership) {
             membership.barrier(name.to_owned(), patience, done);
         }
-        handle.limited(limit)
+        handle
     }
 }
 

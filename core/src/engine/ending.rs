@@ -31,6 +31,12 @@ impl Engine {
             }
             other => other,
         });
+        if let Err(error) = &left
+            && !grace.is_zero()
+        {
+            self.shared.flight.request_failed(error);
+            self.shared.flight.settle(ENDING);
+        }
         left.and(late).and_then(|()| self.shared.followed.check())
     }
 
@@ -39,7 +45,12 @@ impl Engine {
     /// # Errors
     /// The first error among them of which nobody was told; [`Error::Timeout`] if some have not ended in time.
     pub fn settle(&self, timeout: Option<Duration>) -> Result<()> {
-        self.shared.followed.settle(timeout, &|| self.shared.works())
+        let settled = self.shared.followed.settle(timeout, &|| self.shared.works());
+        settled.inspect_err(|error| {
+            if let Error::Unresponsive { .. } = error {
+                self.shared.flight.failed(error);
+            }
+        })
     }
 
     /// The workers that have not left, as far as the coordinator still answers.
@@ -77,7 +88,7 @@ impl Engine {
             return Ok(());
         }
         self.shared.probe.standing.advance(Standing::Ending);
-        if self.shared.with(|state, now| state.worker.handle_leave(now, grace)).is_ok() {
+        if self.shared.with(|state, now| state.leave(now, grace)).is_ok() {
             // The machine ends this wait after `grace`. The rest is for threads that are late, or stuck.
             let patience = grace.saturating_add(ENDING);
             let _ =

@@ -4,10 +4,12 @@ use std::sync::Arc;
 
 use super::orders::obey;
 use super::shared::Shared;
-use crate::cluster::{MemberEvent, left_at};
+use crate::cluster::MemberEvent;
 use crate::error::ranks;
+use crate::metrics::OfProcess as _;
 use crate::runtime::exporter::Standing;
-use crate::types::{Passage, WorkerId};
+use crate::runtime::process::host;
+use crate::types::{Passage, Role, WorkerId};
 use crate::worker::Formation;
 
 /// Follows what the membership says.
@@ -17,6 +19,7 @@ pub(super) fn on_event(shared: &Arc<Shared>, event: MemberEvent) {
             tracing::info!(rank = index, epoch = %view.epoch, "joined");
             // It has one rank for its whole life.
             let _ = shared.probe.rank.set(index);
+            shared.metrics.placed(Role::Worker, index, &host());
             shared.flight.joined(index);
             shared.report(|state, now| state.worker.handle_joined(now, WorkerId(index), view));
             shared.look(|state| {
@@ -52,7 +55,7 @@ pub(super) fn on_event(shared: &Arc<Shared>, event: MemberEvent) {
         }
         MemberEvent::Passed { change, outcome } => {
             if let Ok(passage @ Passage { leaves: true, .. }) = &outcome {
-                shared.report(|state, now| state.worker.handle_failed(now, left_at(passage)));
+                shared.report(|state, now| state.left_at(now, passage));
             }
             shared.step(|steps| steps.handle_passed(change, outcome));
         }

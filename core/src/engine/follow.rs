@@ -10,12 +10,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::formation_news::FormationNews;
-use super::local_peers::{self, Accounting, Hears};
+use super::local_peers::{self, Accounting};
 use super::shared::Shared;
 use super::stages::Stages;
+use crate::collective::{Begun, Hears};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::local::{OwnThread, PrivateSocket};
+use crate::pipeline::Stage;
 use crate::types::meeting_again;
 use crate::worker::Formation;
 
@@ -120,13 +122,20 @@ impl Follower {
         });
         let witness = Arc::downgrade(&self.shared);
         let peers = local_peers::processes(formation);
-        let on_lost = Box::new(move |position: usize| {
+        let on_lost: Box<dyn Fn(usize) + Send> = Box::new(move |position: usize| {
             if let Some(shared) = witness.upgrade() {
                 let (node, pid) = peers[position];
                 shared.tell(|membership| membership.reporter().report_end(node, pid));
             }
         });
         let metrics = &self.shared.metrics;
+        let counts = Arc::clone(metrics);
+        let on_last = Box::new(move |last| counts.count_last(&last));
+        let times = metrics.stage_times();
+        let on_begun = Box::new(move |Begun { goal, waited }| {
+            let stage = Stage::of(&goal);
+            times.met((stage.index(), stage.name()), waited);
+        });
         let accounting =
             Accounting { copies: metrics.copies(), doubt: self.shared.doubt.clone(), traffic: metrics.traffic() };
         let given_up = || match self.is_over() || self.is_obsolete(team) {
@@ -134,7 +143,7 @@ impl Follower {
             false => self.shared.milestones.failed(),
         };
         let (is_again, clock) = (self.team.is_some(), self.shared.clock);
-        let hears = Hears { on_stall, on_lost };
+        let hears = (Hears { on_stall, on_last, on_begun }, on_lost);
         let collective =
             local_peers::meet(&self.config, formation, (socket, is_again), accounting, clock, hears, &given_up)?;
         self.shared.company.set(team, collective);

@@ -9,17 +9,18 @@ use super::handle::{Ended, Handle, HandleBackend};
 use super::limit::Limit;
 use super::local_finite::{FiniteCheck, look};
 use super::memory::Memory;
+use super::metrics::Metrics;
 use super::submit::check;
 use crate::cuda::{Mark, Marks, OnIssue};
 use crate::device::{Device, Transfer};
 use crate::error::{Error, Result};
 use crate::runtime::Clock;
-use crate::types::{Demand, Done, Op};
+use crate::types::{Demand, Done, Op, Time};
 use crate::worker::Liveness;
 
 /// Reduces tensors without a server and without an engine, all or none. The handle has the number `id` and resolves when all of them are
-/// done: host memory when this returns, memory of a device when it has copied. `followed` counts the streams that wait for them. `then`
-/// runs when the handle resolves, as that of [`Engine::push_pull`](super::Engine::push_pull).
+/// done: host memory when this returns, memory of a device when it has copied. `followed` counts the streams that wait for them, and `metrics`
+/// the operations. `then` runs when the handle resolves, as that of [`Engine::push_pull`](super::Engine::push_pull).
 ///
 /// If `finite` looks at tensors in memory of a device, nothing is copied and no stream can wait before the device has come to all of them.
 ///
@@ -31,7 +32,7 @@ pub fn reduce_alone(
     id: u64,
     submissions: Vec<Submission>,
     device: Option<&Arc<dyn Device>>,
-    followed: &Arc<Followed>,
+    (followed, metrics): (&Arc<Followed>, &Arc<Metrics>),
     finite: &FiniteCheck,
     then: impl FnOnce(u64) + Send + 'static,
 ) -> Result<Handle> {
@@ -44,15 +45,18 @@ pub fn reduce_alone(
     let unseen = finite.check(&submissions)?;
     let names = submissions.first().map_or("", |submission| submission.tensor.name.as_str());
     let names: Arc<str> = names.into();
-    let limit = Limit::new(Clock::start(), ALONE_BOUND, "tensor", Arc::clone(&names));
+    let (clock, tensors) = (Clock::start(), submissions.len() as u64);
+    Metrics::add(&metrics.submissions, tensors);
+    let limit = Limit::new(clock, ALONE_BOUND, "tensor", Arc::clone(&names));
     let is_on_device = submissions.iter().any(|submission| submission.source.device().is_some());
     let backend = is_on_device.then(|| Arc::new(Copying(Arc::clone(followed))) as Arc<dyn HandleBackend>);
     if is_on_device {
         let memory = submissions.iter().flat_map(|submission| [&submission.source, &submission.destination]);
         followed.expect(id, memory.filter_map(Memory::after).cloned().collect());
     }
-    let there = Arc::clone(followed);
+    let (there, counts) = (Arc::clone(followed), Arc::clone(metrics));
     let ended = move |Ended { id, outcome, is_followed }: Ended<'_>| {
+        counts.count_resolved(outcome, tensors, clock.now().since(Time::ZERO));
         there.forget(id);
         then(id);
         if is_followed {

@@ -2,14 +2,13 @@
 
 use std::sync::Arc;
 
-use crate::collective::{Collective, HostCollective, HostOptions, LocalRank, Traffic, device_collective};
+use crate::collective::{Collective, Hears, HostCollective, HostOptions, LocalRank, Traffic, device_collective};
 use crate::config::{Config, LocalReduce, OnServerLoss};
 use crate::error::{Error, Result};
 use crate::local::PrivateSocket;
 use crate::mem::{Copies, Doubt};
 use crate::runtime::Clock;
 use crate::types::{MachineId, NodeId, Wiring, WorkerId};
-use crate::wire::frame::Stall;
 use crate::worker::Formation;
 
 /// Opens the socket at which other workers of this machine reach this one; `None` if they must not or cannot reach it. `check` says
@@ -71,12 +70,6 @@ pub(super) struct Accounting {
     pub(super) traffic: Traffic,
 }
 
-/// Who hears of what the ranks of this machine notice; see [`HostOptions`].
-pub(super) struct Hears {
-    pub(super) on_stall: Box<dyn Fn(Stall) + Send>,
-    pub(super) on_lost: Box<dyn Fn(usize) + Send>,
-}
-
 /// The nodes and processes of the team of a formation, by position among its ranks.
 pub(super) fn processes(formation: &Formation) -> Vec<(NodeId, u32)> {
     let of = |rank: &WorkerId| formation.view.workers().find(|member| member.index == rank.0);
@@ -93,7 +86,7 @@ pub(super) fn meet(
     (socket, is_again): (Option<Arc<PrivateSocket>>, bool),
     Accounting { copies, doubt, traffic }: Accounting,
     clock: Clock,
-    Hears { on_stall, on_lost }: Hears,
+    (hears, on_lost): (Hears, Box<dyn Fn(usize) + Send>),
     failed: &dyn Fn() -> Option<Error>,
 ) -> Result<Arc<dyn Collective>> {
     let Formation { rank, view, machines, team, .. } = formation;
@@ -117,7 +110,7 @@ pub(super) fn meet(
         join_timeout: config.join_timeout,
         step_timeout: config.step_timeout,
         stall_warn: config.stall_warn,
-        on_stall,
+        hears,
         on_lost,
         oldest_every: config.oldest_every,
         nan_check: config.nan_check,
@@ -125,7 +118,7 @@ pub(super) fn meet(
         traffic,
         devices: device_collective(config),
         doubt,
-        clock: Arc::new(move || clock.now()),
+        clock: Arc::new(move || clock.shared(clock.now())),
     };
     Ok(Arc::new(HostCollective::join(options, failed)?))
 }

@@ -1,12 +1,16 @@
 //! The engine's metrics, counted together with the copies of its transport.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 pub use crate::metrics::WorkerMetrics as Metrics;
 
-use super::followed::Waits;
+use super::followed::{ALONE_BOUND, Followed, Waits};
 use crate::collective::Traffic;
+use crate::collective::agreement::Last;
+use crate::error::Result;
 use crate::mem::Copies;
+use crate::runtime::Clock;
 use crate::types::{CodecSpec, Effect, Fate};
 use crate::wire::Body;
 
@@ -38,6 +42,11 @@ impl Metrics {
         }
     }
 
+    /// The operations that streams wait for in a job of one worker. Its waits count in these.
+    pub fn followed_alone(&self) -> Followed {
+        Followed::counting(self.waits(), Clock::start(), ALONE_BOUND)
+    }
+
     /// Copies that count in `copied_bytes`.
     pub(super) fn copies(&self) -> Copies {
         Copies::counted_in(&self.copied_bytes)
@@ -49,6 +58,24 @@ impl Metrics {
             let name = (body.codec.encoding() as usize, body.codec.name());
             self.codec_raw_bytes.add(name, raw_bytes);
             self.codec_wire_bytes.add(name, body.bytes);
+        }
+    }
+
+    /// Counts who came last to a sum of this machine.
+    pub(super) fn count_last(&self, Last { rank, late, is_step }: &Last) {
+        let rank = rank.0 as usize;
+        Self::add(&self.machine_steps, u64::from(*is_step));
+        self.machine_last.add(rank, 1);
+        self.machine_late_nanoseconds.add(rank, late);
+    }
+
+    /// Counts an operation on so many tensors that has ended, and took so long.
+    pub(super) fn count_resolved(&self, outcome: &Result<()>, tensors: u64, took: Duration) {
+        self.push_pull_duration_nanoseconds.add(took);
+        Self::add(&self.resolved, tensors);
+        if let Err(error) = outcome {
+            Self::add(&self.failed, tensors);
+            self.errors.add((error.code() as usize, error.code().name()), tensors);
         }
     }
 
@@ -76,6 +103,7 @@ impl Metrics {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::Error;
     use crate::metrics::{Cell, Value};
     use crate::types::{Encoding, Version};
 
@@ -91,6 +119,20 @@ mod tests {
             |rows: [(&str, u64); 2]| Value::Family(rows.map(|(codec, bytes)| (vec![codec.to_owned()], bytes)).to_vec());
         assert_eq!(metrics.codec_raw_bytes.value(), family([("int8", 240), ("topk", 120)]));
         assert_eq!(metrics.codec_wire_bytes.value(), family([("int8", 150), ("topk", 4)]));
+    }
+
+    #[test]
+    fn operations_that_fail_are_counted_by_the_class_of_their_error() {
+        let metrics = Metrics::default();
+        let unavailable = || Err(Error::Unavailable { what: String::new(), cause: String::new() });
+        for (outcome, tensors) in
+            [(Ok(()), 2), (Err(Error::Cancelled), 3), (unavailable(), 1), (Err(Error::Cancelled), 4)]
+        {
+            metrics.count_resolved(&outcome, tensors, Duration::ZERO);
+        }
+        let errors = [("unavailable", 1), ("cancelled", 7)].map(|(class, count)| (vec![class.to_owned()], count));
+        assert_eq!(metrics.errors.value(), Value::Family(errors.to_vec()));
+        assert_eq!((metrics.resolved(), metrics.failed()), (10, 8));
     }
 
     #[test]

@@ -64,6 +64,7 @@ impl Engine {
             Some(timeout) => waited_for(timeout).ok_or(timeout),
             None => self.wait_patiently(self.config.bounds().call, waited_for),
         };
-        answer.unwrap_or_else(|waited| Err(Error::Timeout { what: what.to_owned(), waited }))
+        let answer = answer.unwrap_or_else(|waited| Err(Error::Timeout { what: what.to_owned(), waited }));
+        answer.inspect_err(|error| self.shared.flight.request_failed(error))
     }
 }

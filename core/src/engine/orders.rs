@@ -25,9 +25,7 @@ pub(super) fn obey(shared: &Arc<Shared>, number: u64, command: ControlCommand) {
         }
         ControlCommand::DumpRecorder { directory } => {
             return apart(shared, number, move |shared| {
-                let place = shared.dumps.place(&directory)?;
-                let path = shared.flight.dump(&place, "an operator asked for it", None)?;
-                Ok(ControlAnswer::dumped(&path))
+                Ok(ControlAnswer::dumped(&shared.flight.dump_by_order(&directory)?))
             });
         }
         ControlCommand::Timeline { directory, from, steps } => {

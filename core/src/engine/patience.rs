@@ -5,11 +5,14 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use super::driver::Engine;
-use super::handle::HandleBackend;
+use super::handle::{Ended, Handle, HandleBackend};
 use super::limit::Limit;
+use super::recorder::Flight;
 use super::shared::Shared;
 use crate::cluster::Patience;
 use crate::config::Bounds;
+use crate::error::Error;
+use crate::types::Done;
 use crate::worker::Liveness;
 
 impl Engine {
@@ -47,28 +50,27 @@ impl Engine {
         self.shared.look(|state| state.worker.patient_until().since(now))
     }
 
-    /// When a thread that waits for the answer to such a request asks whether the membership has ended it, and the backend of its handle.
-    /// `what` it is, such as `key`, and its name.
-    pub(super) fn limit_of_request(
-        &self,
-        patience: Patience,
-        what: &'static str,
-        name: &str,
-    ) -> (Limit, Option<Arc<dyn HandleBackend>>) {
-        let bounds = self.config.bounds();
-        let backend = Requests { shared: Arc::downgrade(&self.shared), bounds };
-        let backend: Option<Arc<dyn HandleBackend>> = match patience {
-            Patience::Usual(_) => Some(Arc::new(backend)),
-            Patience::Named(_) => None,
-        };
-        (Limit::new(self.shared.clock, bounds.barrier(patience.length()), what, name), backend)
+    /// The handle with this number of such a request, and the token that resolves it. `what` it is, such as `key`, and its name.
+    pub(super) fn request(&self, id: u64, patience: Patience, what: &'static str, name: &str) -> (Handle, Done<()>) {
+        let (bounds, flight) = (self.config.bounds(), Arc::clone(&self.shared.flight));
+        let is_usual = matches!(patience, Patience::Usual(_));
+        let backend = Requests { shared: Arc::downgrade(&self.shared), flight: Arc::clone(&flight), bounds, is_usual };
+        let (handle, done) = Handle::new(id, Some(Arc::new(backend)), Arc::default(), move |ended: Ended<'_>| {
+            if let Err(error) = ended.outcome {
+                flight.request_failed(error);
+            }
+        });
+        (handle.limited(Limit::new(self.shared.clock, bounds.barrier(patience.length()), what, name)), done)
     }
 }
 
-/// The backend of the handles of requests whose usual time does not pass without a coordinator.
+/// The backend of the handles of requests.
 struct Requests {
     shared: Weak<Shared>,
+    flight: Arc<Flight>,
     bounds: Bounds,
+    /// Whether the time of the request does not pass without a coordinator.
+    is_usual: bool,
 }
 
 impl HandleBackend for Requests {
@@ -81,11 +83,15 @@ impl HandleBackend for Requests {
     }
 
     fn liveness(&self, _id: u64) -> Liveness {
-        let Some(shared) = self.shared.upgrade() else { return Liveness::Stuck };
+        let Some(shared) = self.shared.upgrade().filter(|_| self.is_usual) else { return Liveness::Stuck };
         match shared.patience_left() {
             // The membership ends the request then.
             Some(left) if !left.is_zero() => Liveness::Works { ask_in: self.bounds.barrier(left) },
             Some(_) | None => Liveness::Stuck,
         }
+    }
+
+    fn given_up(&self, _id: u64, error: &Error) {
+        self.flight.failed(error);
     }
 }

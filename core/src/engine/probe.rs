@@ -3,6 +3,7 @@
 use std::sync::{Arc, OnceLock};
 
 use super::metrics::Metrics;
+use super::recorder::Flight;
 use crate::metrics::Instance;
 use crate::runtime::Usage;
 use crate::runtime::exporter::{Shown, Standing, StandingCell};
@@ -10,6 +11,7 @@ use crate::runtime::exporter::{Shown, Standing, StandingCell};
 /// The metrics and the state of a worker, beside its lock: they can be read while every thread of the engine is stuck.
 pub(super) struct Probe {
     metrics: Arc<Metrics>,
+    flight: Arc<Flight>,
     /// How far it is.
     pub(super) standing: StandingCell,
     /// Its rank, once it has one.
@@ -19,9 +21,10 @@ pub(super) struct Probe {
 }
 
 impl Probe {
-    pub(super) fn new(metrics: &Arc<Metrics>) -> Self {
+    pub(super) fn new(metrics: &Arc<Metrics>, flight: &Arc<Flight>) -> Self {
         Self {
             metrics: Arc::clone(metrics),
+            flight: Arc::clone(flight),
             standing: StandingCell::default(),
             rank: OnceLock::new(),
             usage: Usage::new(),
@@ -31,6 +34,7 @@ impl Probe {
     /// Brings the metrics up to date that nobody counts while they change.
     pub(super) fn refresh(&self) {
         self.usage.refresh(&*self.metrics);
+        self.flight.count_in(&self.metrics.trace_counts());
     }
 }
 

@@ -7,13 +7,13 @@ use std::time::Duration;
 
 use super::company::Company;
 use super::dumps::Dumps;
-use super::flight::Flight;
 use super::followed::Followed;
 use super::formation_news::FormationNews;
 use super::limit::DEVICE_LOOK;
 use super::metrics::Metrics;
 use super::milestones::Milestones;
 use super::probe::Probe;
+use super::recorder::Flight;
 use super::state::{Effect, State};
 use super::step_gate::StepGate;
 use super::trace::Timeline;
@@ -108,7 +108,7 @@ impl Shared {
             device,
             doubt: Doubt::default(),
             followed,
-            probe: Arc::new(Probe::new(&metrics)),
+            probe: Arc::new(Probe::new(&metrics, &flight)),
             wire: Wire::new(),
             checksum,
             nan_check,
@@ -190,17 +190,24 @@ impl Shared {
         read(&self.state())
     }
 
-    /// What each heartbeat tells the coordinator. Counts the rounds for the metrics, which nobody asks more often.
+    /// What each heartbeat tells the coordinator. Sets the gauges of the metrics that need the lock, which nobody asks more often.
     pub(super) fn tell_progress(&self) -> frame::Progress {
-        let (progress, rounds) = self.look(|state| (state.worker.progress(), state.worker.rounds()));
-        Metrics::set(&self.metrics.rounds, rounds);
-        progress
+        self.look(|state| {
+            for (gauge, value) in [
+                (&self.metrics.rounds, state.worker.rounds()),
+                (&self.metrics.inflight_bytes, state.worker.credit_in_flight()),
+                (&self.metrics.stalled_tensors, state.worker.stalled() as u64),
+            ] {
+                Metrics::set(gauge, value);
+            }
+            state.worker.progress()
+        })
     }
 
     /// Whether the engine works at the submissions with these ids. Does not wait for any other thread: if one keeps the lock, it is stuck.
     pub(super) fn liveness(&self, ids: Range<u64>) -> Liveness {
         let Some(state) = self.try_state() else { return Liveness::Stuck };
-        let elsewhere = self.company.any().map_or(Time::ZERO, |collective| collective.moved());
+        let elsewhere = self.company.any().map_or(Time::ZERO, |collective| self.clock.own(collective.moved()));
         let found = state.worker.liveness(self.clock.now(), ids.clone(), elsewhere);
         let before = if found == Liveness::Stuck { state.loans.marks_before(ids) } else { Vec::new() };
         drop(state);

@@ -2,24 +2,25 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-use super::flight::Flight;
 use super::handle::Issue;
 use super::loans::{InUse, Loans, User};
 use super::memory::Memory;
 use super::metrics::Metrics;
 use super::payload::Payload;
-use super::recorder::{Operation, Subject as Recorded};
+use super::recorder::{Flight, Operation, Subject as Recorded};
 use super::residuals::Residuals;
 use super::trace::{Subject, TaskTrace, Timeline, Window};
+use crate::cluster::left_at;
 use crate::cuda::{Mark, Marks};
-use crate::error::{Error, Result};
+use crate::error::{Code, Error, Result};
 use crate::mem::Region;
 use crate::pipeline::Stage;
 use crate::sched::{SideTable, TaskId};
-use crate::types::{Declined, Demand, Done, Epoch, Holdings, LinkId, PartId, Round, TensorKey, TensorSpec, Time};
+use crate::types::{
+    Declined, Demand, Done, Epoch, Holdings, LinkId, PartId, Passage, Round, TensorKey, TensorSpec, Time,
+};
 use crate::worker::{Command, Dial, Held, Load, Stuck, Worker};
 
 /// The machine and what belongs to its ids.
@@ -38,10 +39,13 @@ pub(super) struct State {
     pub(super) trace: Option<TaskTrace>,
     /// The highest round of a sum that has begun: the step of this worker.
     pub(super) step: Option<Round>,
+    /// When it began.
+    step_began: Time,
     flight: Arc<Flight>,
-    /// Tells others whether parts wait for credit.
-    starved: Arc<AtomicU64>,
-    /// What it told last.
+    metrics: Arc<Metrics>,
+    /// Whether this worker leaves in order, so that the operations that it leaves behind fail as its caller wants.
+    leaves: bool,
+    /// Whether parts wait for credit, as it told the metrics last.
     is_starved: bool,
     /// Whether the threads must end, because no task will come to their stages any more.
     pub(super) closed: bool,
@@ -110,23 +114,25 @@ impl Unfinished {
 }
 
 impl State {
-    /// `metrics` count the memory of residuals and the time of stages, and tell whether parts wait for credit.
-    pub(super) fn new(mut worker: Worker, metrics: &Metrics, flight: Arc<Flight>) -> Self {
-        worker.set_timeline(flight.recorder.is_on());
+    /// `metrics` count the memory of residuals and the time of stages and steps, and tell whether parts wait for credit.
+    pub(super) fn new(mut worker: Worker, metrics: &Arc<Metrics>, flight: Arc<Flight>) -> Self {
+        worker.set_timeline(flight.is_on());
         worker.count_in(metrics.stage_times());
         Self {
             worker,
             loans: Loans::default(),
             payloads: SideTable::new(),
             residuals: Residuals::counted_in(Arc::clone(&metrics.residual_bytes)),
-            starved: Arc::clone(&metrics.starved),
+            metrics: Arc::clone(metrics),
             is_starved: false,
             kept: BTreeMap::new(),
             waiters: BTreeMap::new(),
             armed: None,
             trace: None,
             step: None,
+            step_began: Time::ZERO,
             flight,
+            leaves: false,
             closed: false,
             effects: Vec::new(),
         }
@@ -200,6 +206,9 @@ impl State {
                     continue;
                 }
                 Command::Resolve { submission, tensors, submitted, effect, outcome } => {
+                    if let Err(error) = &outcome {
+                        self.failed(now, submission, error);
+                    }
                     self.flight.recorder.resolved(now, submission, tensors, &outcome);
                     if let Some(effect) = effect {
                         self.loans.used(submission, effect);
@@ -235,6 +244,7 @@ impl State {
                 Command::Follow => {
                     if let Some(formation) = self.worker.formation() {
                         self.flight.recorder.formed(now, &formation.view);
+                        self.flight.formed(&formation.view);
                     }
                     Effect::Follow
                 }
@@ -246,7 +256,7 @@ impl State {
         let is_starved = self.worker.is_starved();
         if is_starved != self.is_starved {
             self.is_starved = is_starved;
-            Metrics::set(&self.starved, is_starved.into());
+            Metrics::set(&self.metrics.starved, is_starved.into());
         }
         std::mem::take(&mut self.effects)
     }
@@ -268,7 +278,7 @@ impl State {
     /// Records all tasks on a timeline from now on, in the steps of a window, or none any more.
     pub(super) fn trace(&mut self, now: Time, timeline: Option<(Arc<Timeline>, Window)>) {
         self.trace = timeline.map(|(timeline, window)| TaskTrace::new(timeline, window));
-        self.worker.set_timeline(self.trace.is_some() || self.flight.recorder.is_on());
+        self.worker.set_timeline(self.trace.is_some() || self.flight.is_on());
         if let Some(trace) = &mut self.trace {
             for task in self.worker.tasks() {
                 trace.found(now, task, subject(&self.worker, task), || self.worker.names(task));
@@ -280,13 +290,33 @@ impl State {
     fn end_trace(&mut self) {
         if self.trace.as_ref().is_some_and(TaskTrace::ends) {
             self.trace = None;
-            self.worker.set_timeline(self.flight.recorder.is_on());
+            self.worker.set_timeline(self.flight.is_on());
         }
+    }
+
+    /// Dumps a failure before its operations end, so that the dump has them.
+    fn failed(&self, now: Time, submission: u64, error: &Error) {
+        self.flight.recorder.failed(now, submission, error);
+        if error.code() != Code::Cancelled && !self.leaves {
+            self.flight.failed(error);
+        }
+    }
+
+    /// The caller wants to leave the job. See [`Worker::handle_leave`].
+    pub(super) fn leave(&mut self, now: Time, patience: Duration) {
+        self.leaves = true;
+        self.worker.handle_leave(now, patience);
+    }
+
+    /// This worker has left the job at the boundary behind a step.
+    pub(super) fn left_at(&mut self, now: Time, passage: &Passage) {
+        self.leaves = true;
+        self.worker.handle_failed(now, left_at(passage));
     }
 
     /// Whether the flight recorder is on.
     pub(super) fn is_recorded(&self) -> bool {
-        self.flight.recorder.is_on()
+        self.flight.is_on()
     }
 
     /// Records that this worker submits a tensor, as one of a submission that may have several. `is_first` says whether it is the first one.
@@ -331,7 +361,7 @@ impl State {
                 self.flight.recorder.queued(now, recorded(&self.worker, task));
                 let part = self.worker.part(task);
                 let round = matches!(part.demand, Demand::Reduce { .. }).then_some(part.round);
-                self.step = self.step.max(round);
+                self.follow_step(now, round);
                 if let Some(trace) = &mut self.trace {
                     round.into_iter().for_each(|round| trace.begins(round));
                     trace.submitted(now, task, subject(&self.worker, task), || self.worker.names(task));
@@ -354,6 +384,16 @@ impl State {
         self.payloads.insert(task, payload);
     }
 
+    /// A sum of this round begins. If none of it has begun before, the step before ends.
+    pub(super) fn follow_step(&mut self, now: Time, round: Option<Round>) {
+        if self.step < round {
+            if self.step.is_some() {
+                self.metrics.step_duration_nanoseconds.add(now.since(self.step_began));
+            }
+            (self.step, self.step_began) = (round, now);
+        }
+    }
+
     /// Sets the timer, if the new time is earlier.
     fn arm(&mut self) {
         let due = self.worker.poll_timeout();
@@ -372,6 +412,7 @@ fn recorded(worker: &Worker, task: TaskId) -> Recorded<'_> {
         round: part.round,
         bytes: part.layout.bytes(),
         server: part.layout.server,
+        operation: Operation::of_demand(&part.demand),
         submissions: &part.tickets,
     }
 }
@@ -385,5 +426,6 @@ fn subject(worker: &Worker, task: TaskId) -> Subject {
         bytes: part.layout.bytes(),
         priority: worker.priority(task),
         server: worker.server(task),
+        is_residual: part.demand.is_of_residual(),
     }
 }

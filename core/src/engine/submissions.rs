@@ -3,9 +3,9 @@
 use std::ops::Range;
 use std::sync::{Arc, Weak};
 
-use super::flight::Flight;
 use super::followed::Followed;
 use super::handle::{Ended, HandleBackend};
+use super::recorder::Flight;
 use super::shared::Shared;
 use super::submit_budget::Reservation;
 use crate::error::Error;
@@ -65,7 +65,7 @@ impl HandleBackend for Submissions {
     }
 
     fn given_up(&self, _id: u64, error: &Error) {
-        self.flight.timed_out(error);
+        self.flight.failed(error);
     }
 }
 

@@ -32,6 +32,25 @@ pub enum Code {
 }
 
 impl Code {
+    /// Its name, such as `not_found`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::InvalidArgument => "invalid_argument",
+            Self::NotFound => "not_found",
+            Self::AlreadyExists => "already_exists",
+            Self::FailedPrecondition => "failed_precondition",
+            Self::Aborted => "aborted",
+            Self::DeadlineExceeded => "deadline_exceeded",
+            Self::Unavailable => "unavailable",
+            Self::ResourceExhausted => "resource_exhausted",
+            Self::Cancelled => "cancelled",
+            Self::Fenced => "fenced",
+            Self::Unauthenticated => "unauthenticated",
+            Self::DataLoss => "data_loss",
+            Self::Internal => "internal",
+        }
+    }
+
     /// Whether the same call may succeed later without anything else being changed.
     pub fn retryable(self) -> bool {
         match self {

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use super::instance::{Histogram, Value};
-use crate::types::{Cause, LinkLimit, Role, WorkerSet, whole_ns};
+use crate::types::{Cause, Late, LinkLimit, Role, WorkerSet, whole_ns};
 
 /// What a cell shows.
 pub trait Cell {
@@ -146,15 +146,61 @@ impl ByCause {
             self.0.add(rank, cause as usize, whole_ns(duration));
         }
     }
+
+    /// Adds a duration of each cause.
+    pub fn add_all(&self, rank: usize, late: &Late) {
+        for cause in Cause::ALL {
+            self.add(rank, cause, late[cause as usize]);
+        }
+    }
 }
 
 impl Cell for ByCause {
     fn value(&self) -> Value {
-        let of_rank = |(rank, times): (String, [u64; Cause::ALL.len()])| {
-            let labels = move |cause: Cause| vec![rank.clone(), cause.name().to_owned()];
-            Cause::ALL.map(|cause| (labels(cause), times[cause as usize]))
-        };
-        Value::Family(self.0.rows(SHOWN_MAX).into_iter().flat_map(of_rank).collect())
+        Value::Family(self.0.rows(SHOWN_MAX).into_iter().flat_map(by_cause).collect())
+    }
+}
+
+/// The times of a rank, each with its labels.
+fn by_cause((rank, times): (String, [u64; Cause::ALL.len()])) -> [(Vec<String>, u64); Cause::ALL.len()] {
+    Cause::ALL.map(|cause| (vec![rank.clone(), cause.name().to_owned()], times[cause as usize]))
+}
+
+/// Time for each rank of a machine and [`Cause`], of ranks that were late.
+#[derive(Default, Debug)]
+pub struct MachineLate(ByIndex<{ Cause::ALL.len() }>);
+
+impl MachineLate {
+    /// Adds a duration of each cause. A rank beyond [`WorkerSet::WORKERS_MAX`] is ignored.
+    pub fn add(&self, rank: usize, late: &Late) {
+        for cause in Cause::ALL.into_iter().filter(|cause| !late[*cause as usize].is_zero()) {
+            self.0.add(rank, cause as usize, whole_ns(late[cause as usize]));
+        }
+    }
+}
+
+impl Cell for MachineLate {
+    fn value(&self) -> Value {
+        let late = self.0.rows(SHOWN_MAX).into_iter().filter(|(_, times)| times.iter().any(|time| *time > 0));
+        Value::Family(late.flat_map(by_cause).collect())
+    }
+}
+
+/// A count for each rank of a machine that has one.
+#[derive(Default, Debug)]
+pub struct MachineLast(ByIndex<1>);
+
+impl MachineLast {
+    /// Adds to the count of a rank. A rank beyond [`WorkerSet::WORKERS_MAX`] is ignored.
+    pub fn add(&self, rank: usize, by: u64) {
+        self.0.add(rank, 0, by);
+    }
+}
+
+impl Cell for MachineLast {
+    fn value(&self) -> Value {
+        let counted = self.0.rows(SHOWN_MAX).into_iter().filter(|(_, [count])| *count > 0);
+        Value::Family(counted.map(|(rank, [count])| (vec![rank], count)).collect())
     }
 }
 
@@ -203,6 +249,27 @@ impl Cell for NowByServer {
     }
 }
 
+/// A number for each sum lane of a server, which the lane itself keeps. Nothing before it is told them.
+#[derive(Default, Debug)]
+pub struct NowByLane(OnceLock<Vec<Arc<AtomicUsize>>>);
+
+impl NowByLane {
+    /// The numbers of all lanes, which is said once.
+    pub fn show(&self, lanes: Vec<Arc<AtomicUsize>>) {
+        let _ = self.0.set(lanes);
+    }
+}
+
+impl Cell for NowByLane {
+    fn value(&self) -> Value {
+        let shown = ByIndex::<1>::default();
+        for (lane, number) in self.0.get().into_iter().flatten().enumerate() {
+            shown.add(lane, 0, number.load(Ordering::Relaxed) as u64);
+        }
+        Indexed(shown).value()
+    }
+}
+
 /// A number that is shown once it is known.
 #[derive(Default, Debug)]
 pub struct Known(OnceLock<AtomicU64>);
@@ -247,6 +314,46 @@ impl Cell for ByMember {
     }
 }
 
+/// Numbers for each device of the machine, all set at once.
+#[derive(Default, Debug)]
+pub struct ByDevice(Mutex<Vec<(Vec<String>, u64)>>);
+
+impl ByDevice {
+    /// Sets the numbers of devices by name; the first 32 of them.
+    pub fn set(&self, numbers: &[(String, u64)]) {
+        let numbers = numbers.iter().take(DEVICES_MAX).map(|(device, number)| (vec![plain(device)], *number));
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = numbers.collect();
+    }
+}
+
+impl Cell for ByDevice {
+    fn value(&self) -> Value {
+        Value::Family(self.0.lock().unwrap_or_else(PoisonError::into_inner).clone())
+    }
+}
+
+/// A label without the characters that stand around and between labels where metrics travel between processes.
+fn plain(label: &str) -> String {
+    label.replace([',', '{', '}'], "_")
+}
+
+/// The number 1, whose labels say what does not change. Prometheus joins them to other metrics. Nothing before they are known.
+#[derive(Default, Debug)]
+pub struct Fact(OnceLock<Vec<String>>);
+
+impl Fact {
+    /// The values of the labels. Only the first ones count.
+    pub fn set(&self, labels: &[&str]) {
+        let _ = self.0.set(labels.iter().map(|label| plain(label)).collect());
+    }
+}
+
+impl Cell for Fact {
+    fn value(&self) -> Value {
+        Value::Family(self.0.get().map(|labels| (labels.clone(), 1)).into_iter().collect())
+    }
+}
+
 /// Time for each server and [`LinkLimit`], of servers of which some was counted. All clones are one.
 #[derive(Clone, Default, Debug)]
 pub struct ByLimit(Arc<ByIndex<{ LinkLimit::ALL.len() }>>);
@@ -270,6 +377,8 @@ impl Cell for ByLimit {
 
 const CHUNK: usize = 64;
 const CHUNKS: usize = WorkerSet::WORKERS_MAX / CHUNK;
+/// A machine has fewer network interfaces.
+const DEVICES_MAX: usize = 32;
 /// Prometheus keeps a series for each index, so that there must not be too many.
 const SHOWN_MAX: usize = 256;
 /// As [`SHOWN_MAX`], of servers, for each of which there are a dozen metrics.
@@ -278,102 +387,4 @@ const SERVERS_SHOWN_MAX: usize = 64;
 const WORST: usize = 32;
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn ranks_are_shown_before_anything_was_counted_of_them() {
-        let cell = Indexed::default();
-        assert_eq!(cell.value(), Value::Family(Vec::new()));
-        cell.show(2);
-        cell.add(1, 5);
-        cell.add(1, 2);
-        let rows = [("0", 0), ("1", 7)].map(|(rank, value)| (vec![rank.to_owned()], value));
-        assert_eq!(cell.value(), Value::Family(rows.to_vec()));
-        cell.add(WorkerSet::WORKERS_MAX, 1);
-        assert_eq!(cell.value(), Value::Family(rows.to_vec()), "there is no such rank");
-    }
-
-    #[test]
-    fn of_many_ranks_the_worst_are_shown_and_the_sum_of_the_others() {
-        let cell = Indexed::default();
-        (0..SHOWN_MAX).for_each(|rank| cell.add(rank, 1));
-        let Value::Family(rows) = cell.value() else { panic!("a family") };
-        assert_eq!(rows.len(), SHOWN_MAX);
-        cell.add(4095, 10);
-        cell.add(7, 10);
-        let Value::Family(rows) = cell.value() else { panic!("a family") };
-        assert_eq!(rows.len(), WORST + 1);
-        for (rank, value) in [("7", 11), ("4095", 10), ("other", SHOWN_MAX as u64 + 20 - 21 - (WORST as u64 - 2))] {
-            assert!(rows.contains(&(vec![rank.to_owned()], value)), "{rank} {value}: {rows:?}");
-        }
-    }
-
-    #[test]
-    fn a_rank_has_a_time_for_each_cause() {
-        let cell = ByCause::default();
-        cell.show(1);
-        cell.add(0, Cause::Credit, Duration::from_nanos(3));
-        cell.add(0, Cause::Credit, Duration::from_nanos(4));
-        let Value::Family(rows) = cell.value() else { panic!("a family") };
-        assert_eq!(rows.len(), Cause::ALL.len());
-        assert!(rows.contains(&(vec!["0".to_owned(), "credit".to_owned()], 7)), "{rows:?}");
-    }
-
-    #[test]
-    fn servers_of_which_nothing_is_known_are_not_shown() {
-        let (counts, now, limits) = (ByServer::default(), NowByServer::default(), ByLimit::default());
-        counts.clone().add(2, 0);
-        counts.add(0, 7);
-        now.set(2, Some(5));
-        now.set(1, Some(5));
-        now.set(2, None);
-        limits.add(1, LinkLimit::Cwnd, 9);
-        limits.add(2, LinkLimit::Cwnd, 0);
-        let family = |rows: &[(&str, u64)]| {
-            Value::Family(rows.iter().map(|(server, number)| (vec![(*server).to_owned()], *number)).collect())
-        };
-        assert_eq!(counts.value(), family(&[("0", 7), ("2", 0)]));
-        assert_eq!(now.value(), family(&[("1", 5)]));
-        let Value::Family(times) = limits.value() else { panic!("a family") };
-        assert_eq!(times.len(), LinkLimit::ALL.len(), "of one server");
-        assert!(times.contains(&(vec!["1".to_owned(), "cwnd".to_owned()], 9)), "{times:?}");
-    }
-
-    #[test]
-    fn a_number_is_shown_once_it_is_known() {
-        let cell = Known::default();
-        assert_eq!(cell.value(), Value::Family(vec![]));
-        cell.set(0);
-        assert_eq!(cell.value(), Value::Plain(0));
-    }
-
-    #[test]
-    fn of_many_members_those_with_the_least_numbers_are_shown() {
-        let cell = ByMember::default();
-        let label = |role: &str, index: u32| vec![role.to_owned(), index.to_string()];
-        cell.set(vec![((Role::Worker, 1), 5), ((Role::Server, 0), 4)]);
-        assert_eq!(cell.value(), Value::Family(vec![(label("worker", 1), 5), (label("server", 0), 4)]));
-        cell.set((0..300).map(|index| ((Role::Worker, index), u64::from(1000 - index))).collect());
-        let Value::Family(rows) = cell.value() else { panic!("a family") };
-        assert_eq!((rows.len(), &rows[WORST - 1]), (WORST, &(label("worker", 299), 701)));
-    }
-
-    #[test]
-    fn no_sum_is_shown_of_what_cannot_be_added() {
-        let now = NowByServer::default();
-        (0..SERVERS_SHOWN_MAX + 1).for_each(|server| now.set(server, Some(1)));
-        let Value::Family(rows) = now.value() else { panic!("a family") };
-        assert_eq!(rows.len(), WORST);
-    }
-
-    #[test]
-    fn a_duration_is_counted_in_the_first_bucket_that_it_fits() {
-        let cell = Durations::default();
-        for duration in [Duration::ZERO, Duration::from_micros(16), Duration::from_micros(17), Duration::MAX] {
-            cell.add(duration);
-        }
-        let Value::Histogram(Histogram { buckets, .. }) = cell.value() else { panic!("a histogram") };
-        assert_eq!(buckets, [2, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1]);
-    }
-}
+mod tests;

@@ -45,9 +45,9 @@ impl<const COLUMNS: usize> fmt::Debug for Named<COLUMNS> {
     }
 }
 
-/// A count for each name. Several threads may add to it.
-#[derive(Default, Debug)]
-pub struct ByName(Named<1>);
+/// A count for each name. Several threads may add to it. All clones are one.
+#[derive(Clone, Default, Debug)]
+pub struct ByName(Arc<Named<1>>);
 
 impl ByName {
     /// Adds to the count of a name.
@@ -91,27 +91,75 @@ impl Cell for StageDurations {
     }
 }
 
+/// Why a part waits in the queue of a stage.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum WaitReason {
+    /// Others go first.
+    Queue,
+    /// The credit is used up.
+    Credit,
+    /// The sum of the part's round before has not come.
+    Order,
+    /// The server is not connected, or a repeat pauses.
+    Link,
+    /// As many copies as may be are under way on the device.
+    Device,
+}
+
+impl WaitReason {
+    /// All of them.
+    pub const ALL: [Self; 5] = [Self::Queue, Self::Credit, Self::Order, Self::Link, Self::Device];
+
+    /// The word for it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Queue => "queue",
+            Self::Credit => "credit",
+            Self::Order => "order",
+            Self::Link => "link",
+            Self::Device => "device",
+        }
+    }
+}
+
+/// How long a part waited, by [`WaitReason`].
+pub type WaitTimes = [Duration; WaitReason::ALL.len()];
+
 /// Time for each stage and what parts waited for.
 #[derive(Clone, Default, Debug)]
-pub struct StageWaits(Arc<Named<2>>);
+pub struct StageWaits(Arc<Named<{ PEERS + 1 }>>);
+
+/// Behind those of the queue: the time for which other ranks of the machine were not ready.
+const PEERS: usize = WaitReason::ALL.len();
 
 impl StageWaits {
-    /// Adds how long a part waited in the queue of a stage, without and with credit missing. Only one thread at a time may do so.
+    /// Adds how long a part waited in the queue of a stage. Only one thread at a time may do so.
     ///
     /// # Panics
     /// If the index is 16 or more.
-    pub(super) fn add_alone(&self, stage: Name, queue: Duration, credit: Duration) {
-        let [queued, starved] = self.0.row(stage);
-        add_alone(queued, whole_ns(queue));
-        add_alone(starved, whole_ns(credit));
+    pub(super) fn add_alone(&self, stage: Name, times: WaitTimes) {
+        for (number, time) in self.0.row(stage).iter().zip(times) {
+            add_alone(number, whole_ns(time));
+        }
+    }
+
+    /// Adds how long a part waited in a stage for other ranks of its machine.
+    ///
+    /// # Panics
+    /// If the index is 16 or more.
+    pub(super) fn add_peers(&self, stage: Name, peers: Duration) {
+        self.0.row(stage)[PEERS].fetch_add(whole_ns(peers), Ordering::Relaxed);
     }
 }
 
 impl Cell for StageWaits {
     fn value(&self) -> Value {
-        let of_stage = |(stage, times): (&'static str, [u64; 2])| {
+        let of_stage = |(stage, times): (&'static str, [u64; PEERS + 1])| {
             let labels = move |reason: &str| vec![stage.to_owned(), reason.to_owned()];
-            [(labels("queue"), times[0]), (labels("credit"), times[1])]
+            let in_queue = WaitReason::ALL.map(|reason| (labels(reason.name()), times[reason as usize]));
+            // Few stages meet other ranks.
+            let peers = (times[PEERS] > 0).then(|| (labels("peers"), times[PEERS]));
+            in_queue.into_iter().chain(peers)
         };
         Value::Family(self.0.rows().flat_map(of_stage).collect())
     }
@@ -122,7 +170,7 @@ fn add_alone(number: &AtomicU64, by: u64) {
     number.store(number.load(Ordering::Relaxed).wrapping_add(by), Ordering::Relaxed);
 }
 
-/// There are fewer stages, and fewer codecs.
+/// There are fewer stages, fewer codecs, and fewer classes of errors.
 const NAMES_MAX: usize = 16;
 
 #[cfg(test)]

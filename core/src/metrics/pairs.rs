@@ -3,7 +3,8 @@
 use std::collections::BTreeSet;
 
 use super::instance::{Histogram, Instance, Value};
-use super::table::{Kind, METRICS, Metric};
+use super::row::{Kind, Metric};
+use super::table::METRICS;
 
 impl Instance {
     /// All values as pairs of a name and a number. [`from_pairs`](Self::from_pairs) reads them.
@@ -11,24 +12,26 @@ impl Instance {
     /// A name is that of a metric, with the values of its labels in braces and commas between them, such as `late_nanoseconds{3,submit}`. Of
     /// a histogram these are the numbers of the buckets, from 0, and `sum`, behind its labels if it has some.
     pub fn pairs(&self) -> Vec<(String, u64)> {
-        let mut pairs = Vec::with_capacity(self.values.len());
-        for (name, value) in &self.values {
-            match value {
-                Value::Plain(value) => pairs.push(((*name).to_owned(), *value)),
-                Value::Family(numbers) => {
-                    pairs.extend(
-                        numbers.iter().map(|(labels, number)| (format!("{name}{{{}}}", labels.join(",")), *number)),
-                    );
-                }
-                Value::Histogram(histogram) => pairs.extend(of_histogram(name, "", histogram)),
-                Value::Histograms(histograms) => {
-                    for (labels, histogram) in histograms {
-                        pairs.extend(of_histogram(name, &(labels.join(",") + ","), histogram));
+        self.pairs_within(usize::MAX)
+    }
+
+    /// As [`pairs`](Self::pairs), but at most `pairs_max`. Metrics that do not fit are left out as a whole. Those without labels get their room
+    /// first, because the numbers of the others grow with the job.
+    pub fn pairs_within(&self, pairs_max: usize) -> Vec<(String, u64)> {
+        let mut metrics: Vec<Vec<(String, u64)>> =
+            self.values.iter().map(|(name, value)| of_value(name, value)).collect();
+        let mut room = pairs_max;
+        for labelled in [false, true] {
+            for ((_, value), pairs) in self.values.iter().zip(&mut metrics) {
+                if matches!(value, Value::Family(_) | Value::Histograms(_)) == labelled {
+                    match room.checked_sub(pairs.len()) {
+                        Some(rest) => room = rest,
+                        None => pairs.clear(),
                     }
                 }
             }
         }
-        pairs
+        metrics.into_iter().flatten().collect()
     }
 
     /// The values that `pairs` of a process say, which may have another version of this program: names that this one does not know are left
@@ -80,6 +83,24 @@ impl Instance {
             }
         }
         Some(Self { scope, label: label.to_owned(), further: Vec::new(), values })
+    }
+}
+
+/// The pairs of one metric.
+fn of_value(name: &str, value: &Value) -> Vec<(String, u64)> {
+    match value {
+        Value::Plain(value) => vec![(name.to_owned(), *value)],
+        Value::Family(numbers) => {
+            let of = |(labels, number): &(Vec<String>, u64)| (format!("{name}{{{}}}", labels.join(",")), *number);
+            numbers.iter().map(of).collect()
+        }
+        Value::Histogram(histogram) => of_histogram(name, "", histogram),
+        Value::Histograms(histograms) => {
+            let of = |(labels, histogram): &(Vec<String>, Histogram)| {
+                of_histogram(name, &(labels.join(",") + ","), histogram)
+            };
+            histograms.iter().flat_map(of).collect()
+        }
     }
 }
 
@@ -137,6 +158,26 @@ mod tests {
         };
         let read = Instance::from_pairs("server", "4", &pairs).unwrap();
         assert_eq!(known(&read), known(&instance));
+    }
+
+    #[test]
+    fn metrics_that_do_not_fit_are_left_out_as_a_whole_those_with_labels_first() {
+        let server = ServerMetrics::default();
+        server.late_nanoseconds.show(9);
+        server.lane_busy_nanoseconds.show(3);
+        let instance = server.instance(4);
+        let all = instance.pairs();
+        let of = |within: usize, name: &str| {
+            let pairs = instance.pairs_within(within);
+            assert!(pairs.len() <= within, "{within}");
+            pairs.iter().filter(|(pair, _)| pair.starts_with(name)).count()
+        };
+        let labelled = |within: usize| (of(within, "late_"), of(within, "lane_busy_"));
+        let late = 9 * Cause::ALL.len();
+        assert_eq!((labelled(all.len()), labelled(all.len() - 1)), ((late, 3), (late, 0)), "the last one does not fit");
+        assert_eq!(labelled(all.len() - 4), (0, 3), "nor does a longer one, but one behind it");
+        let plain = all.iter().filter(|(name, _)| !name.contains('{')).count();
+        assert_eq!((of(plain, "sent_bytes"), of(plain, ""), of(0, "")), (1, plain, 0));
     }
 
     #[test]

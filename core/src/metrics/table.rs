@@ -5,173 +5,14 @@ use std::fmt::Display;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::cells::{ByCause, ByLimit, ByMember, ByServer, Cell, Durations, Indexed, Known, NowByServer};
+use super::cells::{
+    ByCause, ByDevice, ByLimit, ByMember, ByServer, Cell, Durations, Fact, Indexed, Known, MachineLast, MachineLate,
+    NowByLane, NowByServer,
+};
 use super::instance::{Instance, Value};
 use super::named::{ByName, StageDurations, StageWaits};
-
-/// A row of the table.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Metric {
-    /// What has this metric: `worker`, `server`, `coordinator` or `exporter`.
-    pub scope: &'static str,
-    /// The label that tells several of that scope apart, such as `rank`.
-    pub label: &'static str,
-    /// The labels that it has besides that one, such as `cause`.
-    pub labels: &'static [&'static str],
-    /// Its name in snapshots and in Python. It ends with the unit, if it has one.
-    pub name: &'static str,
-    /// How its value moves.
-    pub kind: Kind,
-    /// What its value counts.
-    pub unit: Unit,
-    /// What it means.
-    pub help: &'static str,
-}
-
-/// How the value of a metric moves.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Kind {
-    /// It only grows.
-    Counter,
-    /// It grows and shrinks.
-    Gauge,
-    /// It counts durations by their length.
-    Histogram,
-}
-
-impl Kind {
-    /// Its name, which is also that in Prometheus.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Counter => "counter",
-            Self::Gauge => "gauge",
-            Self::Histogram => "histogram",
-        }
-    }
-}
-
-/// What the value of a metric counts.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Unit {
-    /// Events or things.
-    Count,
-    /// Bytes.
-    Bytes,
-    /// Nanoseconds.
-    Nanoseconds,
-}
-
-impl Unit {
-    /// Its name, in the plural; none for a plain count.
-    pub fn name(self) -> Option<&'static str> {
-        match self {
-            Self::Count => None,
-            Self::Bytes => Some("bytes"),
-            Self::Nanoseconds => Some("nanoseconds"),
-        }
-    }
-}
-
-/// Makes a structure of counters and gauges for each scope, and [`METRICS`]. A row reads `name: Kind of Unit;`, below its documentation. A
-/// counter that others hold too has `, shared` behind its unit. A gauge that follows from other values is computed:
-/// `name: Gauge of Unit = |metrics| value;`. What has more than one number says its [`Cell`], and the labels that tell the numbers apart:
-/// `name: Kind of Unit by "label" in Cell;`.
-macro_rules! metrics {
-    ($(
-        $(#[doc = $scope_doc:literal])+
-        $scope:literal by $label:literal: $set:ident {
-            $(
-                $(#[doc = $help:literal])+
-                $name:ident: $kind:ident of $unit:ident $(, $shared:ident)?;
-            )+
-        }
-        computed {
-            $(
-                $(#[doc = $gauge_help:literal])+
-                $gauge:ident: Gauge of $gauge_unit:ident = $value:expr;
-            )*
-        }
-        cells {
-            $(
-                $(#[doc = $cell_help:literal])+
-                $cell:ident: $cell_kind:ident of $cell_unit:ident $(by $($cell_label:literal)+)? in $type:ident;
-            )*
-        }
-    )+) => {
-        /// Every metric, by scope.
-        pub const METRICS: &[Metric] = &[$(
-            $(metrics!(@row $scope, $label, [], $name, $kind, $unit, $($help),+),)+
-            $(metrics!(@row $scope, $label, [], $gauge, Gauge, $gauge_unit, $($gauge_help),+),)*
-            $(metrics!(@row $scope, $label, [$($($cell_label),+)?], $cell, $cell_kind, $cell_unit, $($cell_help),+),)*
-        )+];
-
-        $(
-            $(#[doc = $scope_doc])+
-            #[derive(Default, Debug)]
-            pub struct $set {$(
-                $(#[doc = $help])+
-                pub $name: metrics!(@cell $($shared)?),
-            )+$(
-                $(#[doc = $cell_help])+
-                pub $cell: $type,
-            )*}
-
-            impl $set {
-                /// Adds `by` to `counter`, one of the fields.
-                pub fn add(counter: &AtomicU64, by: u64) {
-                    counter.fetch_add(by, Ordering::Relaxed);
-                }
-
-                /// Sets `gauge`, one of the fields.
-                pub fn set(gauge: &AtomicU64, value: u64) {
-                    gauge.store(value, Ordering::Relaxed);
-                }
-
-                $(
-                    $(#[doc = $help])+
-                    pub fn $name(&self) -> u64 {
-                        self.$name.load(Ordering::Relaxed)
-                    }
-                )+
-
-                $(
-                    $(#[doc = $gauge_help])+
-                    pub fn $gauge(&self) -> u64 {
-                        let value: fn(&Self) -> u64 = $value;
-                        value(self)
-                    }
-                )*
-
-                /// Every metric with its name, in the order of the table.
-                pub fn snapshot(&self) -> Vec<(&'static str, Value)> {
-                    vec![
-                        $((stringify!($name), Value::Plain(self.$name())),)+
-                        $((stringify!($gauge), Value::Plain(self.$gauge())),)*
-                        $((stringify!($cell), self.$cell.value()),)*
-                    ]
-                }
-
-                /// The values now, of the one that `label` names.
-                pub fn instance(&self, label: impl Display) -> Instance {
-                    Instance { scope: $scope, label: label.to_string(), further: Vec::new(), values: self.snapshot() }
-                }
-            }
-        )+
-    };
-    (@row $scope:literal, $label:literal, [$($labels:literal),*], $name:ident, $kind:ident, $unit:ident, $($help:literal),+) => {
-        Metric {
-            scope: $scope,
-            label: $label,
-            labels: &[$($labels),*],
-            name: stringify!($name),
-            kind: Kind::$kind,
-            unit: Unit::$unit,
-            help: concat!($($help),+).trim_ascii(),
-        }
-    };
-    (@cell) => { AtomicU64 };
-    (@cell shared) => { Arc<AtomicU64> };
-}
+use super::row::{Kind, Metric, Unit, metrics};
+use super::sinks::BySink;
 
 metrics! {
     /// What one worker counted since its engine started.
@@ -259,6 +100,14 @@ metrics! {
         residual_bytes: Gauge of Bytes, shared;
         /// Whether parts wait because the credit is used up: 1 or 0.
         starved: Gauge of Count, shared;
+        /// Bytes of parts under way to servers and back, and on their way between devices and host for that, which count against the credit. The
+        /// credit is one for all servers. Counted at each heartbeat.
+        inflight_bytes: Gauge of Bytes;
+        /// Bytes that may be under way: the setting `credit_bytes`. A part that is more urgent than others may take as much again.
+        credit_bytes: Gauge of Bytes;
+        /// Tensors that were found without progress for `stall_warn` and have not ended. The worker looks for them every `stall_warn`. Counted at
+        /// each heartbeat.
+        stalled_tensors: Gauge of Count;
         /// Processor time that its process took.
         process_cpu_nanoseconds: Counter of Nanoseconds;
         /// Memory of its process that is in RAM.
@@ -271,23 +120,54 @@ metrics! {
         run_delay_nanoseconds: Counter of Nanoseconds;
         /// Rounds of the tensor that was reduced most often: the training steps, where each reduces it once. Counted at each heartbeat.
         rounds: Gauge of Count;
+        /// Steps of the workers of its machine, which reduce among themselves, by the tensor that has most. Only the first of them counts.
+        machine_steps: Counter of Count;
     }
     computed {
         /// Operations that have not ended.
         handles_live: Gauge of Count = |metrics| metrics.submissions().saturating_sub(metrics.resolved());
     }
     cells {
+        /// What this process runs: the version of Gradlane and the commit of which it was built, as far as that is known. The value is 1.
+        build_info: Gauge of Count by "version" "commit" in Fact;
+        /// Who this is in its job. The value is 1.
+        member_info: Gauge of Count by "role" "index" "host" in Fact;
+        /// The settings that somebody gave, in one number without those of its place: processes with equal settings have the same. The value is 1.
+        config_info: Gauge of Count by "hash" in Fact;
         /// Time from the submission of an operation to its end. In Python, this is the sum, and `push_pull_duration_count` counts the operations.
         push_pull_duration_nanoseconds: Histogram of Nanoseconds in Durations;
+        /// Time from the begin of a step to that of the next one. A step begins with the first part of a round that no tensor of this worker has had
+        /// before: in a training, with the first gradient. In Python, this is the sum, and `step_duration_count` counts the steps.
+        step_duration_nanoseconds: Histogram of Nanoseconds in Durations;
+        /// Operations that ended with an error, by its class, such as `deadline_exceeded`. Classes without an error are not shown.
+        errors: Counter of Count by "class" in ByName;
+        /// Exchanges with servers that failed and were to be repeated, by the class of the error: `unavailable` where a connection was lost,
+        /// `resource_exhausted` where the server had no memory. Classes without an error are not shown.
+        exchange_failures: Counter of Count by "class" in ByName;
+        /// Time in which a sum of the workers of its machine had only this one missing, by what its part waited for. Time in which several sums
+        /// waited for it counts once. Only the first worker of a machine counts.
+        machine_late_nanoseconds: Counter of Nanoseconds by "late_rank" "cause" in MachineLate;
+        /// Sums of parts among the workers of its machine to which this worker came last. Only the first worker of a machine counts.
+        machine_last: Counter of Count by "last_rank" in MachineLast;
         /// How wrong the clock of the job may be in this process: half of the delay of the heartbeats that tell it.
         clock_error_nanoseconds: Gauge of Nanoseconds in Known;
         /// By how much the wall clock of this host differs from the clock of the job, in either direction. The clock of the job began as the wall
         /// clock of the coordinator.
         clock_offset_nanoseconds: Gauge of Nanoseconds in Known;
+        /// What a network interface of the machine can carry in each direction, as the kernel says: of those that are up and have hardware of their
+        /// own. Absent where the kernel does not know, as in most virtual machines.
+        nic_capacity_bytes_per_second: Gauge of BytesPerSecond by "device" in ByDevice;
+        /// Events of what this process did: of the flight recorder, and of timelines. Those of a recorder that is full take the places of older ones.
+        trace_events: Counter of Count by "sink" in BySink;
+        /// Events among them that are missing: of the recorder, because two threads met in one place; of a timeline, because its file was full or
+        /// not written fast enough.
+        trace_events_lost: Counter of Count by "sink" in BySink;
         /// How long a stage of a part took, from the queue to its end. PULL takes until the sum is there.
         stage_duration_nanoseconds: Histogram of Nanoseconds by "stage" in StageDurations;
-        /// Time that parts waited in the queue of a stage, added over the parts: `credit` while nothing was taken because the credit was used up,
-        /// else `queue`, which includes the wait for the round before and for a connection.
+        /// Time that parts waited for a stage, added over the parts: `order` for the sum of the round before, `link` for a connection or the pause
+        /// before a repeat, `device` while as many copies as may be were under way, `credit` while nothing was taken because the credit was used
+        /// up, else `queue`. `peers` is the time from the queue until all workers of the machine were ready for the part, and it was the turn of
+        /// their sum.
         stage_wait_nanoseconds: Counter of Nanoseconds by "stage" "reason" in StageWaits;
         /// Bytes of contributions and sums that travelled under a codec, in their own element type.
         codec_raw_bytes: Counter of Bytes by "codec" in ByName;
@@ -340,14 +220,35 @@ metrics! {
         run_delay_nanoseconds: Counter of Nanoseconds;
         /// Steps, by the tensor that has most: sums of a round whose number was higher than that of every sum before.
         steps: Counter of Count;
+        /// Bytes of memory for tensors that are in use or promised: sums, values of parameters, and what is on its way to them. Counted at each
+        /// heartbeat.
+        sum_bytes: Gauge of Bytes;
+        /// Bytes that there are for them, by the setting `server_bytes_max`. Parts beyond them wait.
+        sum_limit_bytes: Gauge of Bytes;
+        /// Rounds of parts that have begun and miss the contribution of a worker. Counted at each heartbeat.
+        waiting_rounds: Gauge of Count;
     }
     computed {}
     cells {
+        /// What this process runs: the version of Gradlane and the commit of which it was built, as far as that is known. The value is 1.
+        build_info: Gauge of Count by "version" "commit" in Fact;
+        /// Who this is in its job. The value is 1.
+        member_info: Gauge of Count by "role" "index" "host" in Fact;
+        /// The settings that somebody gave, in one number without those of its place: processes with equal settings have the same. The value is 1.
+        config_info: Gauge of Count by "hash" in Fact;
         /// How wrong the clock of the job may be in this process: half of the delay of the heartbeats that tell it.
         clock_error_nanoseconds: Gauge of Nanoseconds in Known;
         /// By how much the wall clock of this host differs from the clock of the job, in either direction. The clock of the job began as the wall
         /// clock of the coordinator.
         clock_offset_nanoseconds: Gauge of Nanoseconds in Known;
+        /// What a network interface of the machine can carry in each direction, as the kernel says: of those that are up and have hardware of their
+        /// own. Absent where the kernel does not know, as in most virtual machines.
+        nic_capacity_bytes_per_second: Gauge of BytesPerSecond by "device" in ByDevice;
+        /// Events of what this process did: of the flight recorder, and of timelines. Those of a recorder that is full take the places of older ones.
+        trace_events: Counter of Count by "sink" in BySink;
+        /// Events among them that are missing: of the recorder, because two threads met in one place; of a timeline, because its file was full or
+        /// not written fast enough.
+        trace_events_lost: Counter of Count by "sink" in BySink;
         /// Time from the first byte of a round of a part to its sum.
         round_duration_nanoseconds: Histogram of Nanoseconds in Durations;
         /// Time in which a round had only this worker missing, by what its contribution waited for. Time in which several rounds waited for it counts
@@ -357,6 +258,8 @@ metrics! {
         last: Counter of Count by "rank" in Indexed;
         /// Time in which a sum lane worked, whichever thread did it.
         lane_busy_nanoseconds: Counter of Nanoseconds by "lane" in Indexed;
+        /// Steps of parts, and pieces of contributions, that wait for a sum lane.
+        lane_parts: Gauge of Count by "lane" in NowByLane;
     }
 
     /// What the coordinator of a job counted since its start, and what it knows of the job.
@@ -416,8 +319,16 @@ metrics! {
         };
     }
     cells {
+        /// What this process runs: the version of Gradlane and the commit of which it was built, as far as that is known. The value is 1.
+        build_info: Gauge of Count by "version" "commit" in Fact;
+        /// Who this is in its job. The value is 1.
+        member_info: Gauge of Count by "role" "index" "host" in Fact;
+        /// The settings that somebody gave, in one number without those of its place: processes with equal settings have the same. The value is 1.
+        config_info: Gauge of Count by "hash" in Fact;
         /// When a member last told its metrics, since 1970. Members tell them once a second.
         member_last_seen_nanoseconds: Gauge of Nanoseconds by "role" "index" in ByMember;
+        /// Bytes of the parts that the layout has placed on a server.
+        placed_bytes: Gauge of Bytes by "server" in NowByServer;
     }
 
     /// What the exporter of a process counted: the thread that answers these requests.
@@ -428,64 +339,12 @@ metrics! {
         refusals: Counter of Count;
         /// Connections that were turned away, because too many were open.
         connections_refused: Counter of Count;
+        /// Time in which the thread answered probes alone, because it had used more than its share of a core. Other requests wait meanwhile.
+        held_back_nanoseconds: Counter of Nanoseconds;
     }
     computed {}
     cells {}
 }
 
 #[cfg(test)]
-mod tests {
-    use std::collections::BTreeSet;
-
-    use super::*;
-
-    #[test]
-    fn a_snapshot_has_the_rows_of_its_scope_in_their_order() {
-        for instance in [
-            WorkerMetrics::default().instance(0),
-            ServerMetrics::default().instance(0),
-            CoordinatorMetrics::default().instance("night"),
-            ExporterMetrics::default().instance("0.1.0"),
-        ] {
-            let rows = METRICS.iter().filter(|metric| metric.scope == instance.scope).map(|metric| metric.name);
-            assert_eq!(rows.collect::<Vec<_>>(), instance.values.iter().map(|(name, _)| *name).collect::<Vec<_>>());
-        }
-    }
-
-    #[test]
-    fn what_is_added_through_any_holder_of_a_counter_is_read() {
-        let metrics = WorkerMetrics::default();
-        let shared = Arc::clone(&metrics.copied_bytes);
-        WorkerMetrics::add(&metrics.copied_bytes, 3);
-        WorkerMetrics::add(&shared, 4);
-        WorkerMetrics::add(&metrics.submissions, 5);
-        WorkerMetrics::add(&metrics.resolved, 2);
-        assert_eq!((metrics.copied_bytes(), metrics.submissions(), metrics.handles_live()), (7, 5, 3));
-        assert!(metrics.snapshot().contains(&("copied_bytes", Value::Plain(7))));
-    }
-
-    #[test]
-    fn a_job_misses_the_members_that_have_not_joined() {
-        let metrics = CoordinatorMetrics::default();
-        for (gauge, value) in [
-            (&metrics.workers_expected, 4),
-            (&metrics.servers_expected, 2),
-            (&metrics.workers_joined, 3),
-            (&metrics.servers_joined, 0),
-        ] {
-            CoordinatorMetrics::set(gauge, value);
-        }
-        assert_eq!(metrics.members_missing(), 3);
-    }
-
-    #[test]
-    fn names_are_unique_end_with_their_unit_and_are_documented() {
-        let mut names = BTreeSet::new();
-        for metric in METRICS {
-            assert!(names.insert((metric.scope, metric.name)), "{} twice", metric.name);
-            let unit = ["bytes", "nanoseconds"].into_iter().find(|unit| metric.name.ends_with(&format!("_{unit}")));
-            assert_eq!(unit, metric.unit.name(), "{}", metric.name);
-            assert!(metric.help.ends_with('.'), "{}: {}", metric.name, metric.help);
-        }
-    }
-}
+mod tests;

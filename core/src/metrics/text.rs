@@ -3,26 +3,31 @@
 use std::fmt::Write as _;
 
 use super::instance::{Histogram, Instance, Value};
-use super::table::{Kind, METRICS, Metric, Unit};
+use super::row::{Kind, Metric, Unit};
+use super::table::METRICS;
+use crate::types::printable;
 
 /// The values of `instances` in the [text exposition format] of Prometheus, version 0.0.4.
 ///
 /// A metric is called `gradlane_<scope>_<name>`, and a counter ends in `_total`. Times are in seconds. The label of the scope tells the instances
-/// apart. What every process has is called as Prometheus' own libraries call it, such as `process_open_fds`, in every scope. There is no label for the job, because Prometheus adds its own label `job` to what it collects.
+/// apart. What every process has is called as Prometheus' own libraries call it, such as `process_open_fds`, in every scope. What a process says of
+/// itself is called alike in every scope too, such as `gradlane_build_info`. There is no label for the job, because Prometheus adds its own label
+/// `job` to what it collects.
 ///
 /// [text exposition format]: https://prometheus.io/docs/instrumenting/exposition_formats/
 pub fn prometheus(instances: &[Instance]) -> String {
     let mut text = String::new();
     for (at, metric) in METRICS.iter().enumerate() {
         let is_the_same =
-            |other: &&Metric| other.name == metric.name && (other.scope == metric.scope || is_of_process(metric));
+            |other: &&Metric| other.name == metric.name && (other.scope == metric.scope || is_of_every_scope(metric));
         if METRICS[..at].iter().any(|before| is_the_same(&before)) {
             continue;
         }
         let value = |instance: &Instance| {
             let metric = METRICS.iter().filter(is_the_same).find(|metric| metric.scope == instance.scope)?;
             let value = instance.value(metric.name)?;
-            let further = instance.further.iter().map(|(name, value)| format!(",{}", label(name, value)));
+            let further = instance.further.iter().filter(|(name, _)| !metric.labels.contains(name));
+            let further = further.map(|(name, value)| format!(",{}", label(name, value)));
             Some((label(metric.label, &instance.label) + &further.collect::<String>(), value.clone()))
         };
         let values: Vec<(String, Value)> =
@@ -39,7 +44,12 @@ pub fn prometheus(instances: &[Instance]) -> String {
     text
 }
 
-/// Whether a metric is of the process of a part, and called alike in all scopes.
+/// Whether a metric is called alike in all scopes.
+fn is_of_every_scope(metric: &Metric) -> bool {
+    is_of_process(metric) || metric.name.ends_with("_info")
+}
+
+/// Whether a metric is one that Prometheus' own libraries have too.
 fn is_of_process(metric: &Metric) -> bool {
     metric.name.starts_with("process_")
 }
@@ -92,7 +102,7 @@ fn of_histogram(unit: Unit, histogram: &Histogram, labels: &str, mut line: impl 
 /// A value in the base unit of Prometheus.
 fn number(unit: Unit, value: u64) -> String {
     match unit {
-        Unit::Count | Unit::Bytes => value.to_string(),
+        Unit::Count | Unit::Bytes | Unit::BytesPerSecond => value.to_string(),
         // With all its digits, which a float would not have.
         Unit::Nanoseconds => {
             let text = format!("{}.{:09}", value / NANOSECONDS, value % NANOSECONDS);
@@ -141,12 +151,16 @@ fn exported_name(metric: &Metric) -> String {
         Some(stem) => format!("{stem}_seconds"),
         None => metric.name.to_owned(),
     };
-    if is_of_process(metric) { format!("{name}{suffix}") } else { format!("gradlane_{}_{name}{suffix}", metric.scope) }
+    match metric {
+        metric if is_of_process(metric) => format!("{name}{suffix}"),
+        metric if is_of_every_scope(metric) => format!("gradlane_{name}{suffix}"),
+        metric => format!("gradlane_{}_{name}{suffix}", metric.scope),
+    }
 }
 
-/// A label with its value.
+/// A label with its value. It may come from a peer and go to a terminal, so it is printable.
 fn label(name: &str, value: &str) -> String {
-    format!("{name}=\"{}\"", escape(value).replace('"', "\\\""))
+    format!("{name}=\"{}\"", escape(&printable(value)).replace('"', "\\\""))
 }
 
 /// A text in which a backslash or an end of a line does not end its line of the format.
@@ -159,10 +173,13 @@ const NANOSECONDS: u64 = 1_000_000_000;
 #[cfg(test)]
 mod tests {
     use std::collections::{BTreeMap, BTreeSet};
+    use std::sync::Arc;
     use std::time::Duration;
 
     use super::*;
-    use crate::metrics::{CoordinatorMetrics, ExporterMetrics, LinkReading, ServerMetrics, WorkerMetrics};
+    use crate::metrics::{
+        CoordinatorMetrics, ExporterMetrics, LinkReading, OfProcess as _, ServerMetrics, WaitTimes, WorkerMetrics,
+    };
     use crate::types::{Cause, Role, ServerId};
 
     #[test]
@@ -255,14 +272,24 @@ gradlane_worker_push_bytes_total{rank=\"1\"} 2
         server.lane_busy_nanoseconds.show(1);
         let worker = WorkerMetrics::default();
         worker.link(ServerId(0)).read(&LinkReading::default(), &reading());
-        worker.stage_times().began((5, "PUSH"), Duration::ZERO, Duration::ZERO);
+        worker.stage_times().began((5, "PUSH"), WaitTimes::default());
         worker.stage_times().ended((5, "PUSH"), Duration::from_millis(1));
         worker.codec_raw_bytes.add((2, "fp16"), 4);
         worker.codec_wire_bytes.add((2, "fp16"), 2);
+        [&worker.errors, &worker.exchange_failures].into_iter().for_each(|cell| cell.add((6, "unavailable"), 1));
+        server.lane_parts.show(vec![Arc::default()]);
+        worker.machine_late_nanoseconds.add(1, &[Duration::from_millis(1); Cause::ALL.len()]);
+        worker.machine_last.add(1, 1);
         [&worker.clock_error_nanoseconds, &worker.clock_offset_nanoseconds].into_iter().for_each(|cell| cell.set(1));
         [&server.clock_error_nanoseconds, &server.clock_offset_nanoseconds].into_iter().for_each(|cell| cell.set(1));
+        [&worker.nic_capacity_bytes_per_second, &server.nic_capacity_bytes_per_second]
+            .into_iter()
+            .for_each(|cell| cell.set(&[("eth0".to_owned(), 1)]));
         let coordinator = CoordinatorMetrics::default();
+        worker.configured(7);
+        worker.placed(Role::Worker, 0, "n1");
         coordinator.member_last_seen_nanoseconds.set(vec![((Role::Worker, 0), 1)]);
+        coordinator.placed_bytes.set(0, Some(1));
         let text = prometheus(&[
             worker.instance(0),
             server.instance(0),
@@ -301,6 +328,24 @@ process_open_fds{job_name=\"night\"} 0
     }
 
     #[test]
+    fn what_a_member_is_stands_in_labels_each_once() {
+        let worker = WorkerMetrics::default();
+        worker.placed(Role::Worker, 3, "n{1},\"");
+        worker.placed(Role::Worker, 4, "it has one place");
+        worker.configured(0xab);
+        let pairs = worker.instance(3).pairs();
+        let told = Instance::from_pairs("worker", "3", &pairs).unwrap().of_member("worker", 3);
+        let text = prometheus(&[told]);
+        for line in [
+            "gradlane_member_info{rank=\"3\",role=\"worker\",index=\"3\",host=\"n_1__\\\"\"} 1\n",
+            "gradlane_config_info{rank=\"3\",role=\"worker\",index=\"3\",hash=\"00000000000000ab\"} 1\n",
+            "gradlane_build_info{rank=\"3\",role=\"worker\",index=\"3\",version=\"",
+        ] {
+            assert!(text.contains(line), "{line}: {text}");
+        }
+    }
+
+    #[test]
     fn what_is_not_known_is_left_out() {
         let text = prometheus(&[WorkerMetrics::default().instance(0)]);
         assert!(!text.contains("link_rtt"), "{text}");
@@ -314,8 +359,9 @@ process_open_fds{job_name=\"night\"} 0
 
     #[test]
     fn a_label_with_special_characters_is_escaped() {
-        let text = prometheus(&[ServerMetrics::default().instance("a\\b\"c\nd")]);
-        assert!(text.contains("gradlane_server_sent_bytes_total{server=\"a\\\\b\\\"c\\nd\"} 0\n"), "{text}");
+        let text = prometheus(&[ServerMetrics::default().instance("a\\b\"c\nd\u{9b}\u{202e}e")]);
+        let label = r#"server="a\\b\"c\\nd\\u{9b}\\u{202e}e""#;
+        assert!(text.contains(&format!("gradlane_server_sent_bytes_total{{{label}}} 0\n")), "{text}");
     }
 
     #[test]

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use crate::types::Goal;
+
 /// One step of a part's life. Waiting is not a stage: a part waits at a gate before the stage that must not begin yet.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 #[repr(u8)]
@@ -60,6 +62,17 @@ impl Stage {
     /// Its position in [`Stage::ALL`].
     pub const fn index(self) -> usize {
         self as usize
+    }
+
+    /// The stage in which the ranks of a machine have this goal.
+    pub const fn of(goal: &Goal) -> Self {
+        match goal {
+            Goal::AllReduce | Goal::Deliver { .. } => Self::AllReduce,
+            Goal::Reduce { .. } => Self::Reduce,
+            Goal::Join { .. } => Self::PcieReduce,
+            Goal::Share { .. } => Self::PcieBroadcast,
+            Goal::Broadcast { .. } => Self::Broadcast,
+        }
     }
 
     /// Whether it is one of [`Stage::COLLECTIVE`].

@@ -59,6 +59,16 @@ impl Clock {
         monotonic_ns.saturating_sub(self.origin_monotonic_ns)
     }
 
+    /// `time` by the system's monotonic clock, which the processes of a machine share. Exception: a process in a time namespace of its own.
+    pub fn shared(self, time: Time) -> Time {
+        Time(self.origin_monotonic_ns.saturating_add(time.signed_ns()).unsigned_abs())
+    }
+
+    /// The time that [`shared`](Self::shared) gives as `shared`; the origin for one before that.
+    pub fn own(self, shared: Time) -> Time {
+        Time(u64::try_from(self.since_origin_ns(shared.signed_ns())).unwrap_or_default())
+    }
+
     /// `time` as the operating system counts it, for waits with a deadline; for a time that has passed, the present one.
     #[expect(clippy::disallowed_methods, reason = "the one place where drivers read the clock")]
     pub fn instant(self, time: Time) -> Instant {
@@ -80,6 +90,11 @@ fn between<T>(ns: impl Fn() -> i64, other: impl Fn() -> T) -> (i64, T) {
     (before + (after - before) / 2, read)
 }
 
+/// The processor time that the calling thread has used since it began.
+pub(super) fn thread_cpu() -> Duration {
+    Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).expect("it does not begin below zero")
+}
+
 fn monotonic_ns() -> i64 {
     let now = clock_gettime(ClockId::Monotonic);
     now.tv_sec * 1_000_000_000 + now.tv_nsec
@@ -97,6 +112,14 @@ mod tests {
         let (first, monotonic, second) = (clock.now().signed_ns(), monotonic_ns(), clock.now().signed_ns());
         let since = clock.since_origin_ns(monotonic);
         assert!(first - 1_000_000 <= since && since <= second + 1_000_000, "{first} {since} {second}");
+    }
+
+    #[test]
+    fn clocks_of_two_processes_share_a_time() {
+        let (first, second) = (Clock { origin_monotonic_ns: 1_000 }, Clock { origin_monotonic_ns: 1_300 });
+        assert_eq!(first.shared(Time(500)), second.shared(Time(200)));
+        assert_eq!([first, second].map(|clock| clock.own(Time(1_500))), [Time(500), Time(200)]);
+        assert_eq!(second.own(Time(1_200)), Time::ZERO);
     }
 
     #[test]

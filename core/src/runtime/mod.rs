@@ -9,12 +9,15 @@ mod timer;
 
 mod job_clock;
 mod membership;
+mod nics;
 mod operator;
 mod status;
 mod usage;
 
 pub mod exporter;
 pub mod process;
+pub mod recording;
+pub mod setup;
 pub mod timeline;
 
 pub use clock::{Clock, WallReading};

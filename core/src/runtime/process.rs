@@ -4,6 +4,7 @@ use std::fs;
 use std::net::UdpSocket;
 use std::path::{Path, PathBuf};
 
+use super::setup::setup;
 use crate::cluster::{ContactTerms, MemberConfig};
 use crate::config::Config;
 use crate::types::{Address, Incarnation, MachineId, Process, Reach, Role};
@@ -30,6 +31,7 @@ pub fn member(role: Role, config: &Config) -> MemberConfig {
         replaced_timeout: config.dead_timeout * 2,
         redial_min: std::time::Duration::from_millis(50),
         redial_max: std::time::Duration::from_secs(2),
+        setup: setup(config),
         defect: None,
     }
 }

@@ -1,7 +1,8 @@
 //! What this process uses, as the kernel counts it.
 //!
 //! It is read when somebody asks for metrics, at most about once a second, and never on the way of tensors. Most of the cost is a file for each
-//! thread: some milliseconds a second with hundreds of threads.
+//! thread: some milliseconds a second with hundreds of threads. What network interfaces can carry is read once a minute, because the kernel may take
+//! a lock of all interfaces for it.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -12,6 +13,7 @@ use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
 
+use super::nics::capacities;
 use super::{Clock, JobClock};
 use crate::metrics::{OfProcess, ProcessCells};
 use crate::types::{Time, whole_ns};
@@ -21,6 +23,8 @@ pub struct Usage {
     clock: Clock,
     /// Where `/proc` is.
     proc: PathBuf,
+    /// Where `/sys/class/net` is.
+    net: PathBuf,
     began_unix: Duration,
     state: Mutex<State>,
     /// The clock of its job, once there is one.
@@ -30,6 +34,7 @@ pub struct Usage {
 #[derive(Default)]
 struct State {
     read_at: Option<Time>,
+    nics_read_at: Option<Time>,
     /// How long each thread has waited for a core.
     threads: BTreeMap<u32, u64>,
     /// The same added, with the threads that have ended.
@@ -39,13 +44,13 @@ struct State {
 impl Usage {
     /// Of this process.
     pub fn new() -> Self {
-        Self::at(Path::new("/proc"))
+        Self::at(Path::new("/proc"), Path::new("/sys/class/net"))
     }
 
-    fn at(proc: &Path) -> Self {
+    fn at(proc: &Path, net: &Path) -> Self {
         let began_unix = began_unix(proc).unwrap_or_default();
-        let (clock, proc) = (Clock::start(), proc.to_owned());
-        Self { clock, proc, began_unix, state: Mutex::default(), job_clock: OnceLock::new() }
+        let (clock, proc, net) = (Clock::start(), proc.to_owned(), net.to_owned());
+        Self { clock, proc, net, began_unix, state: Mutex::default(), job_clock: OnceLock::new() }
     }
 
     /// From now on it also reads this clock.
@@ -85,6 +90,12 @@ impl Usage {
             (cells.run_delay_nanoseconds, state.run_delay_nanoseconds),
         ] {
             cell.store(value, Ordering::Relaxed);
+        }
+        if let Some(nics) = cells.nic_capacity_bytes_per_second
+            && state.nics_read_at.is_none_or(|at| at + NICS_READ_EVERY <= now)
+        {
+            state.nics_read_at = Some(now);
+            nics.set(&capacities(&self.net));
         }
         true
     }
@@ -138,6 +149,8 @@ fn began_unix(proc: &Path) -> Option<Duration> {
 
 /// Members tell their metrics once a second, with a little unrest.
 const READ_EVERY: Duration = Duration::from_millis(900);
+/// Hardly anybody changes them.
+const NICS_READ_EVERY: Duration = Duration::from_secs(60);
 /// Linux shows times to programs in this unit on all architectures for which Gradlane is built (`USER_HZ`).
 const TICKS_A_SECOND: u64 = 100;
 
@@ -191,7 +204,7 @@ mod tests {
         }
         kernel.has_threads(&[(77, 5)]);
         let metrics = WorkerMetrics::default();
-        Usage::at(kernel.0.path()).refresh(&metrics);
+        kernel.usage().refresh(&metrics);
         assert_eq!(metrics.process_start_time_nanoseconds(), 1_700_000_002_500_000_000);
         assert_eq!(metrics.process_resident_memory_bytes(), 2000 * 1024);
         assert_eq!((metrics.process_open_fds(), metrics.run_delay_nanoseconds()), (2, 5));
@@ -200,7 +213,7 @@ mod tests {
     #[test]
     fn waits_of_threads_that_have_ended_count_and_none_twice() {
         let kernel = Kernel::new();
-        let (usage, metrics, mut now) = (Usage::at(kernel.0.path()), WorkerMetrics::default(), Time::ZERO);
+        let (usage, metrics, mut now) = (kernel.usage(), WorkerMetrics::default(), Time::ZERO);
         for (threads, sum) in [
             (&[(1, 10), (2, 5)][..], 15),
             (&[(1, 12), (2, 5), (3, 1)], 18),
@@ -218,11 +231,26 @@ mod tests {
     #[test]
     fn it_is_not_read_again_at_once() {
         let kernel = Kernel::new();
-        let (usage, metrics) = (Usage::at(kernel.0.path()), WorkerMetrics::default());
+        let (usage, metrics) = (kernel.usage(), WorkerMetrics::default());
         for (millis, expected) in [(0, 1), (899, 1), (900, 4)] {
             kernel.has_threads(&[(1, 1 + millis / 300)]);
             usage.refresh_at(Time::ZERO + Duration::from_millis(millis), &metrics.process_cells());
             assert_eq!(metrics.run_delay_nanoseconds(), expected, "after {millis} ms");
+        }
+    }
+
+    #[test]
+    fn network_interfaces_are_read_once_a_minute() {
+        let kernel = Kernel::new();
+        let (usage, metrics) = (kernel.usage(), WorkerMetrics::default());
+        kernel.writes("net/eth0/operstate", "up\n");
+        kernel.writes("net/eth0/device/vendor", "0x15b3\n");
+        for (seconds, megabits, expected) in [(0, 8, 1_000_000), (59, 16, 1_000_000), (61, 16, 2_000_000)] {
+            kernel.writes("net/eth0/speed", &format!("{megabits}\n"));
+            usage.refresh_at(Time::ZERO + Duration::from_secs(seconds), &metrics.process_cells());
+            let told = metrics.instance(0);
+            let told: Vec<_> = told.family("nic_capacity_bytes_per_second").collect();
+            assert_eq!(told, [(&["eth0".to_owned()][..], expected)], "after {seconds} s");
         }
     }
 
@@ -234,7 +262,7 @@ mod tests {
                 kernel.writes(name, text);
             }
             let metrics = WorkerMetrics::default();
-            Usage::at(kernel.0.path()).refresh(&metrics);
+            kernel.usage().refresh(&metrics);
             let told = [
                 metrics.process_start_time_nanoseconds(),
                 metrics.process_resident_memory_bytes(),
@@ -250,6 +278,10 @@ mod tests {
     impl Kernel {
         fn new() -> Self {
             Self(tempfile::tempdir().unwrap())
+        }
+
+        fn usage(&self) -> Usage {
+            Usage::at(self.0.path(), &self.0.path().join("net"))
         }
 
         fn writes(&self, name: &str, text: &str) {

@@ -150,6 +150,8 @@ pub struct Scheduler {
     /// When credit is lent on, if a task waits for some.
     credit_due: Option<Time>,
     starvation: Starvation,
+    /// The time for which there was no room for another copy, in each direction.
+    full: [Starvation; 2],
     times: StageTimes,
     /// Running tasks, by stage.
     running: [u32; Stage::COUNT],
@@ -194,6 +196,7 @@ impl Scheduler {
             has_staged: false,
             credit_due: None,
             starvation: Starvation::default(),
+            full: Default::default(),
             times: StageTimes::default(),
             running: [0; Stage::COUNT],
             tasks: Arena::new(),
@@ -328,6 +331,7 @@ impl Scheduler {
             Purpose::Unwanted | Purpose::Explaining(_) => self.finish_unwanted(now, id, outcome),
         }
         if stage.is_copy() {
+            self.note_room(now, stage);
             self.wake_if_ready(stage);
         }
     }
@@ -345,24 +349,24 @@ impl Scheduler {
             self.fail_group(now, group, error.clone());
         }
         for task in self.open_withdrawals() {
-            self.drop_withdrawal(task);
+            self.drop_withdrawal(now, task);
         }
     }
 
     /// Stops pushing to `server`. Exchanges under way end by themselves.
-    pub fn handle_link_down(&mut self, _now: Time, server: ServerId) {
+    pub fn handle_link_down(&mut self, now: Time, server: ServerId) {
         if self.down.insert(server) {
             for id in self.waiting_to_go_to(server) {
-                self.gate(id, |gates| gates.link = true);
+                self.gate(now, id, |gates| gates.link = true);
             }
         }
     }
 
     /// Pushes to `server` again.
-    pub fn handle_link_up(&mut self, _now: Time, server: ServerId) {
+    pub fn handle_link_up(&mut self, now: Time, server: ServerId) {
         if self.down.remove(&server) {
             for id in self.waiting_to_go_to(server) {
-                self.gate(id, |gates| gates.link = false);
+                self.gate(now, id, |gates| gates.link = false);
             }
         }
     }
@@ -372,9 +376,9 @@ impl Scheduler {
         while let Some((at, timer)) = self.timers.first().copied().filter(|(at, _)| *at <= now) {
             self.timers.remove(&(at, timer));
             match timer {
-                Timer::Repeat(id) => self.gate(id, |gates| gates.pause = None),
+                Timer::Repeat(id) => self.gate(now, id, |gates| gates.pause = None),
                 Timer::Credit => self.lend_credit_on(now),
-                Timer::Withdrawal(id) => self.drop_withdrawal(id),
+                Timer::Withdrawal(id) => self.drop_withdrawal(now, id),
                 Timer::Hearing(id) => self.abandon_unwanted(id),
                 Timer::Deadline(id) => {
                     let group = self.groups.get(id.0).expect("a resolved group has no timer");

@@ -1,6 +1,6 @@
 //! Detects submissions that make no progress on this worker, so that the log names them long before a deadline.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,10 +11,12 @@ use crate::pipeline::Stage;
 use crate::types::{Round, ServerId, Time};
 
 /// Inspects a scheduler at a fixed interval.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct StallDetector {
     warn_after: Duration,
     next: Option<Time>,
+    /// What it found when it looked last.
+    found: BTreeSet<GroupId>,
 }
 
 /// A submission without progress.
@@ -39,7 +41,12 @@ pub struct StallReport {
 impl StallDetector {
     /// A detector that looks every `warn_after` for parts that were in one stage for at least as long; zero switches it off.
     pub fn new(now: Time, warn_after: Duration) -> Self {
-        Self { warn_after, next: (!warn_after.is_zero()).then(|| now + warn_after) }
+        Self { warn_after, next: (!warn_after.is_zero()).then(|| now + warn_after), found: BTreeSet::new() }
+    }
+
+    /// How many submissions it found when it looked last that have not ended since.
+    pub fn stalled(&self, scheduler: &Scheduler) -> usize {
+        self.found.iter().filter(|group| scheduler.group(**group).is_some()).count()
     }
 
     /// When to look next.
@@ -81,6 +88,7 @@ impl StallDetector {
             let submitted = u32::try_from(group.tasks.len()).expect("fewer than its shares");
             note(id, None, group.shares - submitted, group.opened, None);
         }
+        self.found = reports.keys().map(|(group, _)| *group).collect();
         reports.into_values().collect()
     }
 }

@@ -4,6 +4,7 @@ use super::ids::{GroupId, TaskId};
 use super::queue::Entry;
 use super::waits::Waits;
 use crate::error::Error;
+use crate::metrics::WaitReason;
 use crate::pipeline::{Route, Stage};
 use crate::types::{PartId, Priority, Round, ServerId, Time, Waited};
 
@@ -41,7 +42,7 @@ pub struct Task {
     pub round: Round,
     /// How its exchange begins.
     pub attempt: Attempt,
-    /// In PUSH: what it waited for until the first one.
+    /// In PUSH, and in the first stage that the ranks of a machine do together: what it waited for until the first one.
     pub waited: Waited,
 }
 
@@ -186,7 +187,16 @@ pub(super) struct Gates {
 
 impl Gates {
     pub(super) fn open(self) -> bool {
-        !self.round && !self.link && self.pause.is_none()
+        self.reason().is_none()
+    }
+
+    /// What they wait for; `None` if they are open.
+    pub(super) fn reason(self) -> Option<WaitReason> {
+        match self {
+            Self { round: true, .. } => Some(WaitReason::Order),
+            Self { link: true, .. } | Self { pause: Some(_), .. } => Some(WaitReason::Link),
+            Self { round: false, link: false, pause: None } => None,
+        }
     }
 }
 

@@ -95,7 +95,7 @@ pub enum ControlCommand {
         /// How long the worker waits for the round.
         wait: Duration,
     },
-    /// Write what the flight recorder of this worker has into a file. The coordinator has none, and writes a report of the job so far.
+    /// Write what the flight recorder of this member has into a file. The coordinator also writes a report of the job so far.
     DumpRecorder {
         /// A directory below `dump_dir` of the process.
         directory: String,

@@ -1,6 +1,6 @@
 //! An operation of the ranks of one machine on a part: its goal, each rank's claim, and its slot among the operations of the part.
 
-use super::{DType, DeviceKind, Op, PartId, Priority, Round, WorkerId};
+use super::{DType, DeviceKind, Op, PartId, Priority, Round, Time, Wait, Waited, WorkerId};
 use crate::error::Error;
 
 /// One operation on one part. The operations of a part are numbered in the order in which ranks submit them.
@@ -70,6 +70,25 @@ pub struct Claim {
     /// The ranks that take part, one bit for each position among the ranks of the machine, or [`ALL_RANKS`](Self::ALL_RANKS). Equal on all of
     /// them in all rounds of the part.
     pub members: u64,
+    /// Since when this rank is ready for the operation.
+    pub ready: Ready,
+}
+
+/// Since when a rank is ready for an operation, and what the part waited for on this rank before.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Ready {
+    /// Since when, by the clock that the ranks of the machine share. The rank sets it when it announces the operation.
+    pub since: Time,
+    /// What the part waited for.
+    pub waited: Waited,
+}
+
+impl Ready {
+    /// Nothing is known of it.
+    pub const UNKNOWN: Self = Self {
+        since: Time::ZERO,
+        waited: Waited { device: Wait::from_code(0), queue: Wait::from_code(0), credit: Wait::from_code(0) },
+    };
 }
 
 impl Claim {
@@ -91,6 +110,7 @@ impl Claim {
         weight: 1.0,
         priority: Priority(0),
         members: Self::ALL_RANKS,
+        ready: Ready::UNKNOWN,
     };
 
     /// The ranks of `members` on a machine of so many `ranks`, one bit each; `None` if it names no rank, or one that the machine lacks.

@@ -1,13 +1,12 @@
 //! The frames of the control stream between a node and the coordinator. `frame::encoding` writes and reads them.
 
-use std::fmt;
 use std::time::Duration;
 
 use crate::error::{Error, Result};
 use crate::types::{
     CheckpointAsk, Checkpointed, Closing, Control, ControlAnswer, ControlCommand, Epoch, Holdings, NodeId, Order,
-    PartId, PartLayout, Passage, Process, Round, Squares, Stats, StepReport, StoreAnswer, StoreAsk, SumId, TensorKey,
-    TensorSpec, Tick, Ticked, Time, View, WorkerId, WorkersKey, Written,
+    PartId, PartLayout, Passage, Process, Round, Setup, Squares, Stats, StepReport, StoreAnswer, StoreAsk, SumId,
+    TensorKey, TensorSpec, Tick, Ticked, Time, View, WorkerId, WorkersKey, Written,
 };
 
 mod checkpoint;
@@ -16,10 +15,14 @@ mod control;
 mod encoding;
 mod fields;
 mod kinds;
+mod names;
 mod recovery;
+mod setup;
 mod stepping;
 mod store;
 mod waiting;
+
+pub use names::Names;
 
 /// One message on a control stream. The connection tells who sent it.
 #[derive(Clone, PartialEq, Debug)]
@@ -36,6 +39,8 @@ pub enum Frame {
     },
     /// The metrics of this member, so that one address can show those of all. Comes with heartbeats; the latest counts.
     Metrics(Stats),
+    /// What this member runs, and its settings. It is said once on each connection on which the member hears that the job runs; the latest counts.
+    Setup(Setup),
     /// Declares tensors; answered by [`Frame::Declared`] with the same `request`. Repeating it is harmless.
     Declare {
         /// Chosen by the sender, unique within its incarnation.
@@ -350,42 +355,6 @@ pub struct Hold {
     pub lost: Names,
     /// How long they stand there at most from now on.
     pub patience: Duration,
-}
-
-/// The first names of a list, at most [`Names::LISTED_MAX`], and how many more there are.
-#[derive(Clone, PartialEq, Debug, Default)]
-pub struct Names {
-    /// The first ones. On the wire each has at most [`NAME_BYTES_MAX`](super::limits::NAME_BYTES_MAX) bytes, and the rest is cut.
-    pub listed: Vec<String>,
-    /// How many there are besides.
-    pub more: u32,
-}
-
-impl Names {
-    /// The most names that are listed.
-    pub const LISTED_MAX: usize = 8;
-
-    /// Lists the first of `names`, of which there are `count`.
-    pub fn first(names: impl Iterator<Item = String>, count: usize) -> Self {
-        let listed: Vec<String> = names.take(Self::LISTED_MAX).collect();
-        let more = u32::try_from(count - listed.len()).unwrap_or(u32::MAX);
-        Self { listed, more }
-    }
-
-    /// Whether there is none.
-    pub fn is_empty(&self) -> bool {
-        self.listed.is_empty() && self.more == 0
-    }
-}
-
-impl fmt::Display for Names {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.listed.join(", "))?;
-        match self.more {
-            0 => Ok(()),
-            more => write!(f, " and {more} more"),
-        }
-    }
 }
 
 /// The state of the job as the coordinator sees it.

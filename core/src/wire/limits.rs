@@ -45,8 +45,15 @@ pub const CONTROL_FIELDS_BYTES_MAX: usize = 8_192;
 pub const LOG_FILTER_BYTES_MAX: usize = 4_096;
 /// Files that one dump writes.
 pub const CONTROL_FILES_MAX: usize = 16;
-/// Numbers of the metrics of one scope: those of a server have five for each of 256 ranks, and one.
-pub const STATS_MAX: usize = 2_048;
+/// Numbers of the metrics of one member. A server of 256 ranks with 256 lanes has some 2,400: seven for each rank, two for each lane, and a
+/// hundred more. A worker with 64 servers that reduces with 255 others on its machine has some 3,200.
+pub const STATS_MAX: usize = 8_192;
+/// Versions that one process tells: of its software and its hardware.
+pub const SETUP_VERSIONS_MAX: usize = 32;
+/// Settings that one process tells; there are fewer.
+pub const SETUP_SETTINGS_MAX: usize = 256;
+/// Bytes of each text of a version or a setting. So the setup of a process has some 200 KiB at most, and one KiB mostly.
+pub const SETUP_TEXT_BYTES_MAX: usize = 256;
 /// Barriers at which one worker waits at once.
 pub const BARRIERS_MAX: usize = 64;
 /// Bytes of a key of the store. Libraries put prefixes of prefixes before their keys.

@@ -109,7 +109,7 @@ pub fn append(what: &mut Vec<u8>, piece: &[u8]) {
 
 /// Version of both kinds of message. It changes whenever anything in them does. It has the same position in every version and is compared
 /// first: a peer of another version is refused before any other data is read.
-pub const VERSION: u8 = 27;
+pub const VERSION: u8 = 28;
 
 /// Checks that this process can understand `peer`, which uses version `theirs`.
 ///

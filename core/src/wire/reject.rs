@@ -25,7 +25,7 @@ pub fn to_body(error: &Error) -> Vec<u8> {
 /// [`Error::Protocol`] if the body is not exactly one encoded error.
 pub fn from_body(body: &[u8], peer: &str) -> Result<Error> {
     let mut reader = Reader::new(body, peer);
-    let error = decode(&mut reader, |reader, code| Error::from_fields(code, &mut Shown(reader)))?;
+    let error = decode_error(&mut reader)?;
     reader.finish()?;
     Ok(error)
 }
@@ -66,54 +66,48 @@ pub fn encode_error(error: &Error, writer: &mut Writer) {
     }
 }
 
-/// Reads an error.
+/// Reads an error. Its texts are only shown to people, so what is not printable in them is escaped.
 ///
 /// # Errors
 /// [`Error::Protocol`] naming the field with an impossible value.
 pub fn decode_error(reader: &mut Reader<'_>) -> Result<Error> {
-    decode(reader, |reader, code| Error::from_fields(code, reader))
-}
-
-fn decode<'a>(
-    reader: &mut Reader<'a>,
-    read: impl FnOnce(&mut Reader<'a>, u8) -> Result<Option<Error>>,
-) -> Result<Error> {
     let code = reader.u8("error code")?;
-    read(reader, code)?.ok_or_else(|| reader.bad("error code", format!("is {code}")))
+    Error::from_fields(code, &mut Shown(reader))?.ok_or_else(|| reader.bad("error code", format!("is {code}")))
 }
 
-/// Reads fields whose texts are only shown to people, and escapes their control characters.
+/// Reads the fields of an error.
 struct Shown<'a, 'b>(&'b mut Reader<'a>);
 
 impl FieldSource for Shown<'_, '_> {
     type Fault = Error;
 
     fn text(&mut self, field: &str) -> Result<String> {
-        FieldSource::text(self.0, field).map(|text| printable(&text))
+        Ok(printable(&self.0.text(TEXT_BYTES_MAX, field)?))
     }
 
     fn tensors(&mut self, field: &str) -> Result<Tensors> {
-        Ok(match FieldSource::tensors(self.0, field)? {
-            Tensors::Named(names) => Tensors::Named(printable(&names)),
-            other => other,
-        })
+        match self.0.u8(field)? {
+            UNKNOWN => Ok(Tensors::Unknown),
+            KEYED => Ok(Tensors::Keyed(TensorKey(self.0.u64(field)?))),
+            NAMED => Ok(Tensors::Named(self.text(field)?)),
+            other => Err(self.0.bad(field, format!("has kind {other}"))),
+        }
     }
 
     fn claim(&mut self, field: &str) -> Result<Claim> {
-        let Claim { worker, value } = self.0.claim(field)?;
-        Ok(Claim { worker, value: printable(&value) })
+        Ok(Claim { worker: WorkerId(self.0.u32(field)?), value: self.text(field)? })
     }
 
     fn round(&mut self, field: &str) -> Result<Round> {
-        self.0.round(field)
+        self.0.u64(field).map(Round)
     }
 
     fn ranks(&mut self, field: &str) -> Result<Vec<WorkerId>> {
-        self.0.ranks(field)
+        self.0.list(MEMBERS_MAX, field, |reader| reader.u32(field).map(WorkerId))
     }
 
     fn members(&mut self, field: &str) -> Result<Vec<String>> {
-        Ok(self.0.members(field)?.iter().map(|member| printable(member)).collect())
+        self.0.list(MISSING_MAX, field, |reader| Ok(printable(&reader.text(MEMBER_BYTES_MAX, field)?)))
     }
 
     fn duration(&mut self, field: &str) -> Result<Duration> {
@@ -121,56 +115,11 @@ impl FieldSource for Shown<'_, '_> {
     }
 
     fn number(&mut self, field: &str) -> Result<u32> {
-        self.0.number(field)
+        self.0.u32(field)
     }
 
     fn epoch(&mut self, field: &str) -> Result<Epoch> {
-        self.0.epoch(field)
-    }
-}
-
-impl FieldSource for Reader<'_> {
-    type Fault = Error;
-
-    fn text(&mut self, field: &str) -> Result<String> {
-        self.text(TEXT_BYTES_MAX, field)
-    }
-
-    fn tensors(&mut self, field: &str) -> Result<Tensors> {
-        match self.u8(field)? {
-            UNKNOWN => Ok(Tensors::Unknown),
-            KEYED => Ok(Tensors::Keyed(TensorKey(self.u64(field)?))),
-            NAMED => Ok(Tensors::Named(self.text(TEXT_BYTES_MAX, field)?)),
-            other => Err(self.bad(field, format!("has kind {other}"))),
-        }
-    }
-
-    fn claim(&mut self, field: &str) -> Result<Claim> {
-        Ok(Claim { worker: WorkerId(self.u32(field)?), value: self.text(TEXT_BYTES_MAX, field)? })
-    }
-
-    fn round(&mut self, field: &str) -> Result<Round> {
-        self.u64(field).map(Round)
-    }
-
-    fn ranks(&mut self, field: &str) -> Result<Vec<WorkerId>> {
-        self.list(MEMBERS_MAX, field, |reader| reader.u32(field).map(WorkerId))
-    }
-
-    fn members(&mut self, field: &str) -> Result<Vec<String>> {
-        self.list(MISSING_MAX, field, |reader| reader.text(MEMBER_BYTES_MAX, field))
-    }
-
-    fn duration(&mut self, field: &str) -> Result<Duration> {
-        self.duration(field)
-    }
-
-    fn number(&mut self, field: &str) -> Result<u32> {
-        self.u32(field)
-    }
-
-    fn epoch(&mut self, field: &str) -> Result<Epoch> {
-        Ok(Epoch { term: self.u32(field)?, number: self.u32(field)? })
+        Ok(Epoch { term: self.0.u32(field)?, number: self.0.u32(field)? })
     }
 }
 
@@ -197,7 +146,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::wire::samples;
+    use crate::wire::{Frame, samples};
 
     /// The bytes of each error and what it says. A process of another version reads those of an incompatibility and of a refused identity: never
     /// change these. A change of any other line needs another [`VERSION`](crate::wire::VERSION).
@@ -277,12 +226,21 @@ mod tests {
     }
 
     #[test]
-    fn control_characters_in_what_a_peer_says_are_escaped() {
-        let cause = "fine\nERROR all is lost\u{1b}[2J\u{9b}2J é".to_owned();
-        let said = Error::Unavailable { what: "server 0".to_owned(), cause };
-        let heard = from_body(&to_body(&said), "server 0").unwrap();
-        let Error::Unavailable { cause, .. } = &heard else { panic!("{heard}") };
-        assert_eq!(cause, r"fine\nERROR all is lost\u{1b}[2J\u{9b}2J é");
+    fn what_a_peer_says_is_printable_in_every_field() {
+        let text = || "fine\nERROR all is lost\u{1b}[2J\u{9b}2J\u{202e} é".to_owned();
+        let shown = r"fine\nERROR all is lost\u{1b}[2J\u{9b}2J\u{202e} é";
+        let claim = || Claim { worker: WorkerId(1), value: text() };
+        for said in [
+            Error::Unavailable { what: text(), cause: text() },
+            Error::Mismatch { tensor: text().into(), field: text(), first: claim(), second: claim() },
+            Error::NotFormed { missing: vec![text(), text()], waited: Duration::ZERO },
+        ] {
+            let heard = from_body(&to_body(&said), "server 0").unwrap().to_string();
+            assert_eq!(heard, said.to_string().replace(&text(), shown));
+            let frame = Frame::decode(&Frame::Refused(said).encode(), "the coordinator");
+            let Ok(Frame::Refused(told)) = frame else { panic!("{frame:?}") };
+            assert_eq!(told.to_string(), heard, "in a frame too");
+        }
     }
 
     #[test]

@@ -9,10 +9,10 @@ use super::frame::{
 use crate::error::{Claim, ERRORS, Error, ErrorKind, FieldSource, Tensors};
 use crate::types::{
     Address, CheckpointAsk, Checkpointed, ClockKey, ClockStep, Closing, Control, ControlAnswer, ControlCommand, DType,
-    Epoch, Fate, Half, Holdings, Incarnation, LoadAsk, MachineId, Member, Missing, Mode, NodeId, Optimizer, Order,
-    PartId, PartLayout, Passage, Phase, Piece, Plan, Process, Recipient, Role, Round, Rule, SaveAsk, Scheme, ServerId,
-    Span, Squares, Stats, StepReport, StoreAnswer, StoreAsk, SumId, TableFile, Task, TensorKey, TensorKind, TensorSpec,
-    Tick, Ticked, Time, View, Wiring, WorkerId, WorkersKey, Written,
+    Epoch, Fate, GivenSetting, Half, Holdings, Incarnation, LoadAsk, MachineId, Member, Missing, Mode, NodeId,
+    Optimizer, Order, PartId, PartLayout, Passage, Phase, Piece, Plan, Process, Recipient, Role, Round, Rule, SaveAsk,
+    Scheme, ServerId, Setup, Span, Squares, Stats, StepReport, StoreAnswer, StoreAsk, SumId, TableFile, Task,
+    TensorKey, TensorKind, TensorSpec, Tick, Ticked, Time, View, Wiring, WorkerId, WorkersKey, Written,
 };
 
 mod headers;
@@ -104,6 +104,7 @@ pub fn frames() -> Vec<Frame> {
         Frame::StatusRequest,
         Frame::Renew,
         Frame::Metrics(stats()),
+        Frame::Setup(setup()),
         Frame::View(view(Phase::Running)),
         Frame::View(view(Phase::Aborted(Error::Cancelled))),
         Frame::View(view(Phase::FormsAgain)),
@@ -256,6 +257,11 @@ fn control(recipient: Recipient, command: ControlCommand) -> Frame {
 
 fn stats() -> Stats {
     Stats { scope: "worker".to_owned(), label: "0".to_owned(), values: vec![("pushes".to_owned(), 3)] }
+}
+
+fn setup() -> Setup {
+    let [name, value, origin] = ["s", "v", "o"].map(str::to_owned);
+    Setup { versions: vec![("p".to_owned(), "3.1".to_owned())], settings: vec![GivenSetting { name, value, origin }] }
 }
 
 fn saved() -> Checkpointed {

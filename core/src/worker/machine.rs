@@ -75,7 +75,7 @@ pub struct Worker {
     pub(super) registry: Registry,
     pub(super) scheduler: Scheduler,
     pub(super) links: Links,
-    stalls: StallDetector,
+    pub(super) stalls: StallDetector,
     /// Absent if the job ends when it loses a worker.
     pub(super) contact: Option<Contact>,
     /// Why nothing is accepted any more, if it is not.
@@ -436,7 +436,7 @@ impl Worker {
         let halfway = if is_other_team { self.scheduler.halfway() } else { Vec::new() };
         self.scheduler.follow(&formation.pipeline);
         // A server that did not know this view yet, or waited for a worker that is lost, has another answer now.
-        self.scheduler.end_pauses();
+        self.scheduler.end_pauses(now);
         // Only f32 has error feedback. A part that another rank encodes from now on begins at zero there.
         let moved = self.residuals.follow(|part| formation.machines.owner(part, DType::F32, rank) == rank);
         self.commands.extend(moved.into_iter().map(Command::DropResidual));

@@ -105,7 +105,7 @@ impl Worker {
     /// There is another view: a recovery begins, begins anew, or is over.
     pub(super) fn follow_servers(&mut self, now: Time) {
         if let Some((_, tasks)) = self.recovery.restoring.take() {
-            tasks.into_iter().for_each(|task| self.scheduler.drop_withdrawal(task));
+            tasks.into_iter().for_each(|task| self.scheduler.drop_withdrawal(now, task));
         }
         self.recovery.reported = None;
         if self.recovers() && !self.keeps_sums() {
@@ -130,7 +130,7 @@ impl Worker {
         }
         let part = |(task, record): (TaskId, &Record)| (task, record.part.layout.part, record.part.layout.server);
         for (task, part, home) in self.tasks.iter().map(part).collect::<Vec<_>>() {
-            self.scheduler.reroute(task, self.server_of(part, home));
+            self.scheduler.reroute(now, task, self.server_of(part, home));
         }
     }
 

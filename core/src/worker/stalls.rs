@@ -23,6 +23,11 @@ enum Wait {
 }
 
 impl Worker {
+    /// Tensors that were found without progress for `stall_warn`, and whose submissions have not ended.
+    pub fn stalled(&self) -> usize {
+        self.stalls.stalled(&self.scheduler)
+    }
+
     /// Fails what waits for a server that is connected, if the server answers nothing.
     pub(super) fn fail_if_stuck(&mut self, now: Time, server: ServerId) {
         let oldest = self.tasks.iter().filter_map(|(task, record)| self.asked(server, task, record)).min();

@@ -8,8 +8,8 @@ use crate::error::{Error, Result};
 use crate::pipeline::{Route, Stage, registry::ReadyPart};
 use crate::sched::{Attempt, Outcome, Task, TaskId};
 use crate::types::{
-    Claim, CodecSpec, Defect, Demand, DeviceKind, ExchangeId, Goal, InCopies, Op, PartLayout, Priority, Slot, Time,
-    Unmet, planted,
+    Claim, CodecSpec, Defect, Demand, DeviceKind, ExchangeId, Goal, InCopies, Op, PartLayout, Priority, Ready, Slot,
+    Time, Unmet, planted,
 };
 use crate::wire::{Body, Contribute, Contribution, Contributors, Request, Target, Withdraw};
 
@@ -347,8 +347,7 @@ impl Worker {
         let aside = self.scheduler.is_aside(task.id);
         let (goal, failure) = (self.goal(part, *memory, stage), self.failure_for_all(task.id));
         let (rank, defect) = (self.rank(), self.settings.scheduler.defect);
-        let members = self.here().members_here(&part.participants);
-        let team = self.team.number();
+        let (members, team) = (self.here().members_here(&part.participants), self.team.number());
         let record = self.record_mut(task.id);
         record.met_by = Some(team);
         let (op, weight) = record.part.reduction();
@@ -370,6 +369,7 @@ impl Worker {
             weight,
             priority: record.priority,
             members,
+            ready: Ready { waited: task.waited, ..Ready::UNKNOWN },
         };
         let takes = goal.taker() == Some(rank) && !planted(defect, Defect::MachineSumNotTaken);
         Meeting { goal, claim, failure, memory, takes, aside, team }

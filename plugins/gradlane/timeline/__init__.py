@@ -45,7 +45,7 @@ def start_timeline(path: str | os.PathLike[str]) -> Path:
 
     Args:
         path: a file name that ends in `.json`, to which the rank is added; or a folder, in which the file is
-            `RANK/comm.json`.
+            `RANK/comm.json`. An older file of that name is kept as `comm-1.json`, and so on up to `comm-9.json`.
     Returns:
         The path of the file. It grows at most to `timeline_bytes_max`, and then says how much is missing.
     Raises:

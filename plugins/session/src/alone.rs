@@ -42,7 +42,8 @@ pub(crate) struct Alone {
     checkpoints: OwnCheckpoints,
     store: OwnStore,
     finite: FiniteCheck,
-    metrics: Metrics,
+    metrics: Arc<Metrics>,
+    probe: Arc<Probe>,
     /// While the exporter of this process shows it.
     exposure: Mutex<Option<Exposure>>,
 }
@@ -50,14 +51,18 @@ pub(crate) struct Alone {
 impl Alone {
     /// Begins the job.
     pub(crate) fn new(config: &Config, devices: Arc<dyn Device>) -> Result<Self> {
+        let metrics = Arc::new(Metrics::default());
         let timeline = Timeline::new(Clock::start(), None, config.timeline_bytes_max);
+        let timeline = timeline.counted_in(metrics.trace_counts());
         if let Some(place) = &config.timeline {
             timeline.start(place, WorkerId(0))?;
         }
         let (handles, closed, leaves) = (AtomicU64::new(1), AtomicBool::new(false), AtomicBool::new(false));
-        let exposure = Exporter::by_settings(config)?.map(|exporter| exporter.show(Arc::new(Probe)));
-        let (doubt, followed, exposure) = (Doubt::default(), Arc::default(), Mutex::new(exposure));
-        let (metrics, store) = (Metrics::default(), OwnStore::new(config.step_timeout));
+        let store = OwnStore::new(config.step_timeout);
+        let probe = Arc::new(Probe::new(&metrics));
+        let shown = Arc::clone(&probe);
+        let exposure = Exporter::by_settings(config)?.map(|exporter| exporter.show(shown));
+        let (doubt, followed, exposure) = (Doubt::default(), metrics.followed_alone(), Mutex::new(exposure));
         let (parameters, finite) = (Parameters::new(), FiniteCheck::new(config.nan_check, &metrics));
         Ok(Self {
             handles,
@@ -66,13 +71,14 @@ impl Alone {
             timeline,
             devices,
             doubt,
-            followed,
+            followed: Arc::new(followed),
             parameters,
             tables: OwnTables::new(),
             checkpoints: OwnCheckpoints::new(config),
             store,
             finite,
             metrics,
+            probe,
             exposure,
         })
     }
@@ -80,7 +86,8 @@ impl Alone {
     /// Reduces all tensors or none; `ended` runs when they are done.
     fn reduce(&self, submissions: Vec<Submission>, ended: Ended) -> Result<Handle> {
         let id = self.begin()?;
-        engine::reduce_alone(id, submissions, Some(&self.devices), &self.followed, &self.finite, ended)
+        let counts = (&self.followed, &self.metrics);
+        engine::reduce_alone(id, submissions, Some(&self.devices), counts, &self.finite, ended)
     }
 
     /// The number of an operation that begins.
@@ -241,6 +248,7 @@ impl Place for Alone {
     }
 
     fn metrics(&self) -> &WorkerMetrics {
+        self.probe.refresh();
         &self.metrics
     }
 

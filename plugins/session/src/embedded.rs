@@ -30,7 +30,8 @@ pub struct EmbeddedPlan {
 
 /// A job's coordinator and servers. Stops when it is dropped.
 pub struct Embedded {
-    inner: Mutex<Option<OwnProcess<gradlane_server::Embedded>>>,
+    /// `None` once it was stopped. `stop` waits for workers meanwhile, and a signal may ask for dumps then.
+    inner: Mutex<Option<Arc<OwnProcess<gradlane_server::Embedded>>>>,
     join: JoinString,
     /// The file with the join string of this job, while it runs.
     published: Mutex<Option<Published>>,
@@ -55,7 +56,12 @@ impl Embedded {
         };
         let join = embedded.join_string().clone();
         let listed = Mutex::new(Some(OwnProcess::new(Listed::here(&config, embedded.coordinator()))));
-        Ok(Self { inner: Mutex::new(Some(OwnProcess::new(embedded))), join, published: Mutex::default(), listed })
+        Ok(Self {
+            inner: Mutex::new(Some(Arc::new(OwnProcess::new(embedded)))),
+            join,
+            published: Mutex::default(),
+            listed,
+        })
     }
 
     /// The join string for the workers. It is a secret.
@@ -78,6 +84,19 @@ impl Embedded {
         Ok(())
     }
 
+    /// Whether a signal that asks for dumps has a place for them: see [`dump_by_signal`](Self::dump_by_signal).
+    pub fn is_dumped_by_signal(&self) -> bool {
+        let embedded = self.inner.lock().expect(LOCK);
+        embedded.as_ref().is_some_and(|embedded| embedded.coordinator().is_dumped_by_signal())
+    }
+
+    /// As [`gradlane_server::Embedded::dump_by_signal`]. Does nothing once it was stopped.
+    pub fn dump_by_signal(&self) {
+        if let Some(embedded) = &*self.inner.lock().expect(LOCK) {
+            embedded.dump_by_signal();
+        }
+    }
+
     /// Waits until all workers have left, at most `grace`, then stops everything. Idempotent.
     ///
     /// # Errors
@@ -85,8 +104,10 @@ impl Embedded {
     pub fn stop(&self, grace: Duration) -> Result<()> {
         self.published.lock().expect(LOCK).take();
         self.listed.lock().expect(LOCK).take();
-        let embedded = self.inner.lock().expect(LOCK).take();
-        embedded.map_or(Ok(()), |embedded| embedded.stop(grace))
+        let Some(embedded) = self.inner.lock().expect(LOCK).clone() else { return Ok(()) };
+        let stopped = embedded.stop(grace);
+        self.inner.lock().expect(LOCK).take();
+        stopped
     }
 }
 

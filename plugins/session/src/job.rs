@@ -1,5 +1,6 @@
 //! The membership of a process in its job: the session, and the servers that this process embeds.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -38,7 +39,8 @@ impl Job {
                 (Some(embedded), join.into())
             }
         };
-        let request = JoinRequest { rank: launch.rank, workers: launch.size, servers: config.servers, patience };
+        let (rank, workers, servers) = (launch.rank, launch.size, config.servers);
+        let request = JoinRequest { rank, workers, servers, patience, software: BTreeMap::new() };
         // An embedded server stops when it is dropped, as after a failure here.
         let session = match &embedded {
             Some(embedded) => Session::join_beside(embedded, found, request, config.clone())?,

@@ -1,5 +1,6 @@
 //! The membership of a process in a job: the engine as frameworks use it.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -50,7 +51,7 @@ struct Entrance {
 }
 
 /// The arguments of a joining worker.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub struct JoinRequest {
     /// The rank; `None` lets the coordinator assign one.
     pub rank: Option<u32>,
@@ -60,6 +61,8 @@ pub struct JoinRequest {
     pub servers: u32,
     /// How long the job may take to form.
     pub patience: Duration,
+    /// The versions of what the process runs besides Gradlane, such as `torch`, by name. People see them in the report of the job.
+    pub software: BTreeMap<String, String>,
 }
 
 impl Session {
@@ -88,17 +91,18 @@ impl Session {
 
     fn enter(entrance: Entrance, exporter: Option<Arc<Exporter>>) -> Result<Self> {
         let Entrance { coordinator, credentials, request, config } = entrance.clone();
-        let JoinRequest { rank, workers, servers, patience } = request;
+        let JoinRequest { rank, workers, servers, patience, software } = request;
         let copies = Copies::default();
         let devices = devices(&config);
         let transport = Router::new(&config, &credentials, &copies)?;
-        let member = gradlane_core::cluster::MemberConfig {
+        let mut member = gradlane_core::cluster::MemberConfig {
             requested: rank,
             workers,
             servers,
             join_timeout: patience,
             ..process::member(Role::Worker, &config)
         };
+        member.setup.versions.extend(software);
         let (transport, device) = (Arc::new(transport), Some(devices));
         let options = EngineOptions { config, member, coordinator, credentials, transport, copies, device };
         let engine = Engine::start_shown(options, exporter.as_ref())?;
@@ -372,7 +376,7 @@ impl Session {
         self.place.doubt()
     }
 
-    /// The metrics of this worker. In a job of one nothing is sent, so all of them are 0.
+    /// The metrics of this worker. In a job of one nothing is sent, so those of stages, links and servers are 0.
     pub fn metrics(&self) -> Instance {
         self.counters().instance(self.rank())
     }

@@ -5,23 +5,23 @@ use std::time::Duration;
 use clap::{Args, Subcommand};
 use gradlane_core::config::kinds::{Kind, TimeSpan};
 use gradlane_core::config::{Config, ProcessRole, units};
-use gradlane_core::engine::FLIGHT_DIRECTORY;
+use gradlane_core::identity::Credentials;
 use gradlane_core::metrics::{Instance, prometheus};
-use gradlane_core::runtime::Operator;
+use gradlane_core::runtime::{Operator, recording};
 use gradlane_core::types::{
-    Checkpointed, Control, ControlAnswer, ControlCommand, Recipient, Role, ServerId, Stats, WorkerId,
+    Checkpointed, Control, ControlAnswer, ControlCommand, JoinString, Recipient, Role, ServerId, Stats, WorkerId,
+    printable,
 };
 use gradlane_core::wire::frame::{Health, Status};
 use gradlane_core::{Error, Result};
 use serde_json::json;
 
-use super::order_all::order_all;
+use super::order_all::{conclude, order_all};
 use super::recorders;
 use super::screen::say;
 use super::settings::Settings;
 use super::status::{led_here, names_a_coordinator, nothing_runs, nothing_runs_here};
 use super::timelines;
-use crate::exit;
 use crate::launch::entering::Found;
 
 /// An order, with its arguments.
@@ -116,7 +116,7 @@ pub(super) enum Order {
         #[command(flatten)]
         options: Options,
     },
-    /// Have all workers write what their flight recorders have, or one what it contributes to a round of a tensor, and the sum that it gets
+    /// Have all members write what their flight recorders have, or a worker what it contributes to a round of a tensor, and the sum that it gets
     #[command(
         after_help = "Examples: gradlane ctl dump\n          gradlane ctl dump fc.weight --round 700 --worker 1 --directory look --timeout 5m"
     )]
@@ -130,7 +130,10 @@ pub(super) enum Order {
         /// The rank of the worker; without a tensor, the only one that writes
         #[arg(long, value_name = "RANK")]
         worker: Option<u32>,
-        /// A directory below `dump_dir` of the worker; `flight` if not given
+        /// The only one that writes what its flight recorder has: coordinator, worker-N or server-N
+        #[arg(long, value_name = "MEMBER", value_parser = recipient, conflicts_with_all = ["tensor", "worker"])]
+        member: Option<Recipient>,
+        /// A directory below `dump_dir` of each member; `flight` if not given
         #[arg(long, value_name = "DIRECTORY")]
         directory: Option<String>,
         #[command(flatten)]
@@ -176,6 +179,7 @@ impl Order {
                 worker: Some(worker),
                 directory: Some(directory),
                 options,
+                ..
             } => {
                 let wait = options.timeout;
                 let command = ControlCommand::Dump { tensor, round, directory, wait };
@@ -194,17 +198,14 @@ impl Order {
                 };
                 return timelines::order(&mut operator, recipients, &command, timeout, json);
             }
-            Self::Dump { worker, directory, options: Options { settings, timeout, json }, .. } => {
-                let directory = directory.unwrap_or_else(|| FLIGHT_DIRECTORY.to_owned());
+            Self::Dump { worker, member, directory, options: Options { settings, timeout, json }, .. } => {
+                let directory = directory.unwrap_or_else(|| recording::DIRECTORY.to_owned());
                 let mut operator = enter(&settings, timeout)?;
-                let workers = match worker {
-                    Some(rank) => vec![Recipient::Worker(WorkerId(rank))],
-                    None => {
-                        let status = operator.status(timeout)?;
-                        with_recorders(&status)
-                    }
+                let writers = match worker.map(|rank| Recipient::Worker(WorkerId(rank))).or(member) {
+                    Some(writer) => vec![writer],
+                    None => with_recorders(&operator.status(timeout)?),
                 };
-                return recorders::dump(&mut operator, workers, directory, timeout, json);
+                return recorders::dump(&mut operator, writers, directory, timeout, json);
             }
         };
         let mut operator = enter(&settings, timeout)?;
@@ -213,16 +214,20 @@ impl Order {
     }
 }
 
-/// Connects to the coordinator of the job that the settings name, else to the one that this user leads here.
+/// Finds the coordinator, and connects to it.
 pub(super) fn enter(settings: &Settings, timeout: Duration) -> Result<Operator> {
     let config = settings.load(Some(ProcessRole::Server))?;
-    let found = find(&config)?;
-    let patience = config.join_timeout.min(timeout);
-    let (join, credentials) = found.enrol(&config, Role::Admin, patience)?;
-    Operator::connect(&join.address, &credentials, patience)
+    let (join, credentials) = enrol(&config, find(&config)?, timeout)?;
+    Operator::connect(&join.address, &credentials, config.join_timeout.min(timeout))
 }
 
-fn find(config: &Config) -> Result<Found> {
+/// Has this coordinator, or a newer one at its place, certify an operator.
+pub(super) fn enrol(config: &Config, found: Found, timeout: Duration) -> Result<(JoinString, Credentials)> {
+    found.enrol(config, Role::Admin, config.join_timeout.min(timeout))
+}
+
+/// The coordinator of the job that the settings name, else of the one that this user leads here.
+pub(super) fn find(config: &Config) -> Result<Found> {
     if names_a_coordinator(config) {
         return Found::by_settings(config, Duration::ZERO).map_err(|error| nothing_runs(config, error));
     }
@@ -243,25 +248,21 @@ fn find(config: &Config) -> Result<Found> {
 fn stats_of_all(operator: &mut Operator, timeout: Duration, json: bool) -> Result<i32> {
     let status = operator.status(timeout)?;
     let recipients = std::iter::once(Recipient::Coordinator).chain(members(&status)).collect();
-    let mut answered = Vec::new();
-    let mut failed = None;
+    let (mut answered, mut errors) = (Vec::new(), Vec::new());
     for (recipient, outcome) in gather(operator, recipients, timeout)? {
         match outcome {
             Ok(stats) => answered.push((recipient, stats)),
-            Err(error) => {
-                exit::complain(&format!("{recipient}: {error}"));
-                failed = Some(error);
-            }
+            Err(error) => errors.push((recipient, error)),
         }
     }
-    say(&match json {
+    let text = match json {
         true => {
             let all = answered.iter().map(|(recipient, stats)| (recipient.to_string(), values(stats)));
             serde_json::Value::Object(all.collect()).to_string()
         }
         false => prometheus(&answered.iter().filter_map(|(_, stats)| instance(stats)).collect::<Vec<_>>()),
-    })?;
-    Ok(failed.map_or(exit::SUCCESS, |error| exit::code(&error)))
+    };
+    conclude(&errors, &text)
 }
 
 /// The metrics of these parts of a job, or why one has not told them within `wait`. They are asked at the same time.
@@ -289,10 +290,9 @@ pub(super) fn members(status: &Status) -> impl Iterator<Item = Recipient> + '_ {
     })
 }
 
-/// The members that write a dump: all workers, and the coordinator its report of the job.
+/// Those that write what their flight recorders have: all members, and the coordinator, which also writes its report of the job.
 pub(super) fn with_recorders(status: &Status) -> Vec<Recipient> {
-    let workers = members(status).filter(|member| matches!(member, Recipient::Worker(_)));
-    workers.chain([Recipient::Coordinator]).collect()
+    members(status).chain([Recipient::Coordinator]).collect()
 }
 
 fn as_text(recipient: Recipient, command: &ControlCommand, answer: &ControlAnswer) -> String {
@@ -302,11 +302,14 @@ fn as_text(recipient: Recipient, command: &ControlCommand, answer: &ControlAnswe
         (ControlAnswer::Done, _) => format!("{recipient}: done"),
         (ControlAnswer::Stats(stats), _) => prometheus(&instance(stats).into_iter().collect::<Vec<_>>()),
         (ControlAnswer::Saved(Checkpointed { directory, tensors, bytes, .. }), _) => {
-            format!("saved {directory}: {tensors} parameters, {}", units::print_bytes(*bytes))
+            format!("saved {}: {tensors} parameters, {}", printable(directory), units::print_bytes(*bytes))
         }
         (ControlAnswer::RateSet { step: Some(step) }, _) => format!("the rate changes at step {step}"),
         (ControlAnswer::RateSet { step: None }, _) => "the rate changes with the next change of each part".to_owned(),
-        (ControlAnswer::Dumped { files }, _) => format!("{recipient} has written\n{}", files.join("\n")),
+        (ControlAnswer::Dumped { files }, _) => {
+            let files: Vec<String> = files.iter().map(|file| printable(file)).collect();
+            format!("{recipient} has written\n{}", files.join("\n"))
+        }
     }
 }
 
@@ -348,4 +351,26 @@ fn timeout(text: &str) -> std::result::Result<Duration, String> {
     let timeout = TimeSpan::parse(text)?;
     let allowed = Duration::from_millis(100)..=Duration::from_secs(3_600);
     if allowed.contains(&timeout) { Ok(timeout) } else { Err("is not between 100 ms and an hour".to_owned()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use gradlane_core::metrics::CoordinatorMetrics;
+
+    use super::*;
+    use crate::hostile;
+
+    #[test]
+    fn no_name_forges_a_line_of_an_answer() {
+        let said = |answer: &ControlAnswer| as_text(Recipient::Coordinator, &ControlCommand::Stats, answer);
+        let pairs = CoordinatorMetrics::default().instance("night").pairs();
+        hostile::check(|name| said(&ControlAnswer::Dumped { files: vec![name.to_owned(), "/d/b".to_owned()] }));
+        hostile::check(|name| {
+            said(&ControlAnswer::Saved(Checkpointed { directory: name.to_owned(), ..Checkpointed::nothing() }))
+        });
+        hostile::check(|name| {
+            let (scope, label) = ("coordinator".to_owned(), name.to_owned());
+            said(&ControlAnswer::Stats(Stats { scope, label, values: pairs.clone() }))
+        });
+    }
 }

@@ -20,6 +20,8 @@ pub(super) trait Live: Send + Sync + 'static {
     fn wait(&self) -> Result<()>;
     /// Stops: the process ends within two seconds of a signal.
     fn stop(&self);
+    /// Has what its flight recorders have written into files. Does not wait for them.
+    fn dump(&self);
     /// Stops because of this signal. Returns the exit code.
     fn interrupt(&self, signal: i32) -> i32 {
         self.stop();
@@ -30,10 +32,12 @@ pub(super) trait Live: Send + Sync + 'static {
 /// How long a start that a signal interrupts has for its last steps.
 const LAST_STEPS: Duration = Duration::from_secs(1);
 
-/// Starts a role and waits for the end of its job. A signal ends the wait at any time. A start under way ends with the process.
+/// Starts a role and waits for the end of its job. One of the `interrupts` ends the wait at any time. A start under way ends with the process.
+/// Meanwhile each of the `dumps` has the flight recorders of the role written.
 pub(super) fn live<R: Live>(
     start: impl FnOnce() -> Result<R> + Send + 'static,
     interrupts: &Receiver<i32>,
+    dumps: &Receiver<()>,
 ) -> Result<i32> {
     let started = in_thread(start)?;
     let role = select! {
@@ -55,6 +59,7 @@ pub(super) fn live<R: Live>(
         select! {
             recv(ended) -> outcome => break outcome.unwrap_or_else(panicked).map(|()| exit::SUCCESS).or_else(told_by_launcher),
             recv(interrupts) -> signal => return Ok(role.interrupt(watched(signal))),
+            recv(dumps) -> _ => role.dump(),
             recv(look_again) -> _ => {}
         }
     };
@@ -116,15 +121,18 @@ mod tests {
     fn a_role_lives_as_long_as_its_job() {
         for (end, outcome) in [(Ok(()), Ok(exit::SUCCESS)), (Err(Error::Cancelled), Err(Error::Cancelled))] {
             let (stopped, stops) = unbounded();
-            let role = Fake { wait: move || end.clone(), stopped };
-            assert_eq!(live(move || Ok(role), &never()), outcome);
+            let role = Fake { wait: move || end.clone(), stopped, dumped: None };
+            assert_eq!(live(move || Ok(role), &never(), &never()), outcome);
             assert_eq!(stops.len(), 1, "what is left of it is stopped");
         }
     }
 
     #[test]
     fn a_role_that_cannot_start_says_why() {
-        assert_eq!(live(|| Err::<Fake<fn() -> Result<()>>, _>(Error::Cancelled), &never()), Err(Error::Cancelled));
+        assert_eq!(
+            live(|| Err::<Fake<fn() -> Result<()>>, _>(Error::Cancelled), &never(), &never()),
+            Err(Error::Cancelled)
+        );
     }
 
     #[test]
@@ -135,7 +143,22 @@ mod tests {
             signals.send(15).unwrap();
             never::<Result<()>>().recv().unwrap()
         };
-        assert_eq!(live(move || Ok(Fake { wait, stopped }), &interrupts), Ok(128 + 15));
+        assert_eq!(live(move || Ok(Fake { wait, stopped, dumped: None }), &interrupts, &never()), Ok(128 + 15));
+        assert_eq!(stops.len(), 1);
+    }
+
+    #[test]
+    fn a_dump_that_is_asked_for_during_the_start_comes_after_it_and_the_role_lives_on() {
+        let (ask, dumps) = unbounded();
+        ask.send(()).unwrap();
+        let (stopped, stops) = unbounded();
+        let (dumped, done) = unbounded();
+        let wait = move || {
+            done.recv().unwrap();
+            Ok(())
+        };
+        let role = Fake { wait, stopped, dumped: Some(dumped) };
+        assert_eq!(live(move || Ok(role), &never(), &dumps), Ok(exit::SUCCESS));
         assert_eq!(stops.len(), 1);
     }
 
@@ -146,7 +169,7 @@ mod tests {
             signals.send(2).unwrap();
             never::<Result<Fake<fn() -> Result<()>>>>().recv().unwrap()
         };
-        assert_eq!(live(start, &interrupts), Ok(128 + 2));
+        assert_eq!(live(start, &interrupts, &never()), Ok(128 + 2));
     }
 
     #[test]
@@ -156,16 +179,17 @@ mod tests {
         let start = move || {
             signals.send(15).unwrap();
             let wait: fn() -> Result<()> = || never::<Result<()>>().recv().unwrap();
-            Ok(Fake { wait, stopped })
+            Ok(Fake { wait, stopped, dumped: None })
         };
-        assert_eq!(live(start, &interrupts), Ok(128 + 15));
+        assert_eq!(live(start, &interrupts, &never()), Ok(128 + 15));
         assert_eq!(stops.len(), 1);
     }
 
-    /// Waits as it is told, and tells when it is stopped.
+    /// Waits as it is told, and tells when it is stopped, and when it is to dump.
     struct Fake<W> {
         wait: W,
         stopped: Sender<()>,
+        dumped: Option<Sender<()>>,
     }
 
     impl<W: Fn() -> Result<()> + Send + Sync + 'static> Live for Fake<W> {
@@ -183,6 +207,10 @@ mod tests {
 
         fn stop(&self) {
             self.stopped.send(()).unwrap();
+        }
+
+        fn dump(&self) {
+            self.dumped.iter().for_each(|dumped| dumped.send(()).unwrap());
         }
     }
 }

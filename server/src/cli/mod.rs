@@ -33,6 +33,7 @@ mod recorders;
 mod roles;
 mod screen;
 mod settings;
+mod silence;
 mod stalled;
 mod status;
 mod status_printer;
@@ -148,7 +149,7 @@ enum Command {
         #[command(subcommand)]
         order: ctl::Order,
     },
-    /// Say who held a job up, from the dumps of its workers' flight recorders
+    /// Say who held a job up, from the dumps of its members' flight recorders
     #[command(after_help = "Example: gradlane explain /shared/dumps/flight")]
     Explain {
         /// The directory with the dumps: `flight` below `dump_dir`, or the one that `gradlane ctl dump` was given

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use crossbeam_channel::unbounded;
+use crossbeam_channel::{bounded, unbounded};
 use gradlane_core::config::{Config, Origin, ProcessRole};
 use gradlane_core::runtime::exporter::Exporter;
 use gradlane_core::types::Role;
@@ -34,13 +34,20 @@ use crate::signals::Interrupts;
 /// Why it could not start, or why the job failed.
 pub(super) fn run(role: ProcessRole, config: Config, handle: Option<Arc<dyn Handle>>) -> Result<i32> {
     let (signals, interrupts) = unbounded();
-    let _watch = Interrupts::watch(move |signal| {
-        let _ = signals.send(signal);
-    })?;
+    // One that was not begun yet is enough.
+    let (asks, dumps) = bounded(1);
+    let _watch = Interrupts::watch_with_dumps(
+        move |signal| {
+            let _ = signals.send(signal);
+        },
+        move || {
+            let _ = asks.try_send(());
+        },
+    )?;
     match role {
-        ProcessRole::Server => live(move || start_server(config, handle), &interrupts),
-        ProcessRole::Coordinator => live(move || start_coordinator(config), &interrupts),
-        ProcessRole::Both => live(move || start_both(config, handle.as_ref()), &interrupts),
+        ProcessRole::Server => live(move || start_server(config, handle), &interrupts, &dumps),
+        ProcessRole::Coordinator => live(move || start_coordinator(config), &interrupts, &dumps),
+        ProcessRole::Both => live(move || start_both(config, handle.as_ref()), &interrupts, &dumps),
         ProcessRole::Worker => Err(Error::Config {
             knob: "role".to_owned(),
             problem: "is worker".to_owned(),
@@ -108,6 +115,10 @@ impl Live for Serving {
         // Rounds under way may take one of the two seconds, and leaving the job half of the other.
         self.now().drain(Duration::from_secs(1));
     }
+
+    fn dump(&self) {
+        self.now().dump_by_signal();
+    }
 }
 
 /// A coordinator with a published join string.
@@ -167,6 +178,10 @@ impl Live for Coordinating {
 
     fn stop(&self) {
         self.node.stop(stopped());
+    }
+
+    fn dump(&self) {
+        self.node.dump_by_signal();
     }
 
     /// SIGTERM comes when a machine is to be restarted, or a pod to go elsewhere. That must not cost the job.
@@ -235,6 +250,10 @@ impl Live for Joint {
         self.embedded.coordinator().stop(stopped());
         // `wait` has reported how the job ended.
         let _ = self.embedded.stop(Duration::ZERO);
+    }
+
+    fn dump(&self) {
+        self.embedded.dump_by_signal();
     }
 }
 

@@ -4,6 +4,7 @@ use std::io::{IsTerminal, Write};
 
 use comfy_table::{ContentArrangement, Table, presets};
 use gradlane_core::Result;
+use gradlane_core::types::{is_printable, printable};
 
 use crate::exit;
 
@@ -19,10 +20,24 @@ pub(super) fn size() -> Option<(u16, u16)> {
     size.map(|(width, height)| (width.0, height.0))
 }
 
-/// Prints a result. A reader that has closed the pipe, such as `head`, is no failure.
+/// Prints a result: lines for people, or JSON. A reader that has closed the pipe, such as `head`, is no failure.
 pub(super) fn say(text: &str) -> Result<i32> {
-    let _ = writeln!(std::io::stdout(), "{}", text.trim_end());
+    let _ = writeln!(std::io::stdout(), "{}", harmless(text.trim_end()));
     Ok(exit::SUCCESS)
+}
+
+/// `text` without what a terminal would obey. Names in it have been made printable before, in lines for people. JSON still has some of these
+/// characters in its texts, so they are escaped as JSON escapes them.
+fn harmless(text: &str) -> String {
+    let mut shown = String::with_capacity(text.len());
+    for c in text.chars() {
+        if c == '\n' || is_printable(c) {
+            shown.push(c);
+        } else {
+            c.encode_utf16(&mut [0; 2]).iter().for_each(|unit| shown.push_str(&format!("\\u{unit:04x}")));
+        }
+    }
+    shown
 }
 
 /// Empties the terminal on standard output, and goes to its first line (ECMA-48: CUP, ED).
@@ -32,12 +47,12 @@ pub(super) fn clear() {
 
 /// Puts `text` over what the terminal shows, line by line, so that nothing flickers (ECMA-48: CUP, EL, ED).
 pub(super) fn draw(text: &str) {
-    let lines: String = text.lines().map(|line| format!("{line}\x1b[K\n")).collect();
+    let lines: String = harmless(text).lines().map(|line| format!("{line}\x1b[K\n")).collect();
     let mut stdout = std::io::stdout();
     let _ = write!(stdout, "\x1b[H{lines}\x1b[J").and_then(|()| stdout.flush());
 }
 
-/// A table with `header` (none if it is empty). Long cells wrap if `columns` are given and not enough.
+/// A table with `header` (none if it is empty). A cell is one printable line. Long cells wrap if `columns` are given and not enough.
 pub(super) fn table<const N: usize>(
     header: [&str; N],
     rows: impl IntoIterator<Item = [String; N]>,
@@ -48,7 +63,7 @@ pub(super) fn table<const N: usize>(
     if header.iter().any(|name| !name.is_empty()) {
         table.set_header(header);
     }
-    table.add_rows(rows);
+    table.add_rows(rows.into_iter().map(|row| row.map(|cell| printable(&cell))));
     match columns {
         Some(columns) => table.set_content_arrangement(ContentArrangement::Dynamic).set_width(columns),
         None => table.set_content_arrangement(ContentArrangement::Disabled),
@@ -84,6 +99,15 @@ mod tests {
         }
         let text = table(["setting", "value", "meaning"], rows(), None);
         assert_eq!(text.lines().count(), 2, "one line a row: {text}");
+    }
+
+    #[test]
+    fn json_stays_json_and_steers_no_terminal() {
+        let value = serde_json::json!({ "job": "a\u{9b}2J\u{202e}\u{e0041}\n\"é" });
+        let shown = harmless(&format!("{value}\n{value}"));
+        assert!(shown.chars().all(|c| c == '\n' || is_printable(c)), "{shown}");
+        let read: Vec<serde_json::Value> = shown.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        assert_eq!(read, [value.clone(), value]);
     }
 
     #[test]

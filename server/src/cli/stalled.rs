@@ -14,7 +14,9 @@ use crate::look::words::{missing, seconds};
 pub(super) fn text(answers: &[Answer], columns: Option<u16>) -> String {
     let job = |answer: &Answer| match &answer.status {
         Ok(status) => job_text(status, columns),
-        Err(error) => format!("job {}: does not answer: {error}\n", answer.name()),
+        Err(error) => {
+            format!("job {}: does not answer: {}\n", printable(answer.name()), printable(&error.to_string()))
+        }
     };
     answers.iter().map(job).collect::<Vec<_>>().join("\n")
 }
@@ -34,11 +36,11 @@ fn job_text(status: &Status, columns: Option<u16>) -> String {
         let row = |wait: &WaitingTensor| {
             let ago = if wait.age < OLD { String::new() } else { format!(", {} ago", seconds(wait.age)) };
             [
-                printable(&wait.tensor),
+                wait.tensor.clone(),
                 wait.waiting.round.0.to_string(),
                 seconds(wait.waited()),
                 missing(&wait.waiting),
-                format!("{}{ago}", printable(&wait.told_by)),
+                format!("{}{ago}", wait.told_by),
             ]
         };
         text.push_str(&table(["tensor", "round", "waited", "for", "told by"], waits.tensors.iter().map(row), columns));
@@ -88,6 +90,7 @@ mod tests {
     use gradlane_core::wire::frame::{Names, Waits};
 
     use super::*;
+    use crate::hostile;
 
     #[test]
     fn each_tensor_has_a_line_with_those_it_waits_for() {
@@ -109,6 +112,18 @@ mod tests {
     #[test]
     fn a_job_in_which_nothing_waits_says_so() {
         assert_eq!(text(&[answer(Waits::default())], None), "job night: no tensor waits for longer than 0.2 s\n");
+    }
+
+    #[test]
+    fn no_name_forges_a_line() {
+        hostile::check(|name| {
+            let Waits { mut tensors, .. } = waits();
+            (tensors[0].tensor, tensors[0].told_by) = (name.to_owned(), name.to_owned());
+            let mut waiting = answer(Waits { tensors, unheard: Names::first([name.to_owned()].into_iter(), 1) });
+            waiting.status.iter_mut().for_each(|status| status.view.job = name.to_owned());
+            let error = Error::Unavailable { what: name.to_owned(), cause: name.to_owned() };
+            text(&[waiting, Answer::of_nobody(Err(error))], None)
+        });
     }
 
     #[test]

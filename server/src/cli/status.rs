@@ -5,12 +5,13 @@ use std::fmt::Write;
 use std::time::Duration;
 
 use gradlane_core::config::{Config, Origin};
-use gradlane_core::runtime;
+use gradlane_core::runtime::{self, Clock};
 use gradlane_core::types::{MachineId, Phase, Process, Reach, Role, printable};
 use gradlane_core::wire::frame::{Hold, Status};
 use gradlane_core::{Error, Result};
 
 use super::screen;
+use super::silence::Silence;
 use crate::exit;
 use crate::launch::entering::Found;
 use crate::launch::running::{self, Running};
@@ -85,26 +86,59 @@ pub(super) fn exit_code(answers: &[Answer]) -> i32 {
     }
 }
 
-/// Shows the jobs every `every`, until none runs any more. A terminal shows the newest state alone.
+/// Shows the jobs every `every`, until none runs any more. A terminal shows the newest state alone. If nobody answers, it stays there, and
+/// standard error says so.
 ///
 /// # Errors
-/// As [`ask`], at the first time.
+/// As [`ask`] at the first time, and later as [`Silence::after`].
 pub(super) fn watch(config: &Config, every: Duration, show: impl Fn(&[Answer]) -> Result<i32>) -> Result<i32> {
+    let clock = Clock::start();
     let mut answers = ask(config)?;
+    let (mut silence, mut notice) = (Silence::default(), None);
     loop {
-        if screen::columns().is_some() {
+        let is_terminal = screen::columns().is_some();
+        if is_terminal {
             screen::clear();
         }
-        show(&answers)?;
+        // Who reads a pipe gets each state once.
+        if is_terminal || notice.is_none() {
+            show(&answers)?;
+        }
+        notice.iter().for_each(exit::complain);
         crossbeam_channel::after(every).recv().expect("a timer fires");
-        answers = match ask(config) {
-            Ok(answers) => answers,
-            Err(error) => {
+        let asked = clock.now();
+        notice = match ask(config) {
+            Ok(newer) => {
+                (answers, silence) = (newer, Silence::default());
+                None
+            }
+            Err(error) if has_ended(&answers) || nobody_leads(config) => {
                 tracing::info!(%error, "no job is left to watch");
                 return Ok(exit::SUCCESS);
             }
+            Err(error) => Some(silence.after(asked, clock.now(), error)?),
         };
     }
+}
+
+/// Whether all these jobs had ended when they answered.
+fn has_ended(answers: &[Answer]) -> bool {
+    answers.iter().all(|answer| answer.status.as_ref().is_ok_and(|status| is_over(&status.view.phase)))
+}
+
+/// Whether a job has ended for good.
+pub(super) fn is_over(phase: &Phase) -> bool {
+    match phase {
+        Phase::Ended | Phase::Aborted(_) => true,
+        Phase::Forming | Phase::Running | Phase::FormsAgain | Phase::Restores(_) => false,
+    }
+}
+
+/// Whether no coordinator can be found any more, because the last one took its traces away or its process is gone.
+fn nobody_leads(config: &Config) -> bool {
+    let nobody_here = || led_here(config).is_empty();
+    let nowhere = || matches!(Found::by_settings(config, Duration::ZERO), Err(Error::Unavailable { .. }));
+    (names_a_coordinator(config) || nobody_here()) && nowhere()
 }
 
 fn ask_at(config: &Config, found: Found) -> Result<Answer> {
@@ -142,23 +176,24 @@ fn job_text(Answer { leader, status }: &Answer, columns: Option<u16>) -> String 
         Err(error) => {
             let Running { job, pid, command, .. } =
                 leader.as_ref().expect("what does not answer was found by its process");
+            let [job, error, command] = [job, &error.to_string(), command].map(|text| printable(text));
             return format!("job {job}: does not answer: {error}\nled by process {pid}: {command}\n");
         }
     };
     let view = &status.view;
     let mut text = format!(
         "job {}: {}, {}, {}, {}\n",
-        view.job,
+        printable(&view.job),
         phase(&view.phase),
         counted(view.workers().count(), "worker"),
         counted(view.servers().count(), "server"),
         view.epoch
     );
     if let Some(Running { pid, command, .. }) = leader {
-        let _ = writeln!(text, "led by process {pid}: {command}");
+        let _ = writeln!(text, "led by process {pid}: {}", printable(command));
     }
     if let Phase::Aborted(cause) | Phase::Restores(cause) = &view.phase {
-        let _ = writeln!(text, "cause: {cause}");
+        let _ = writeln!(text, "cause: {}", printable(&cause.to_string()));
     }
     if let Some(Hold { there, needed, lost, patience }) = &status.hold {
         let seconds = patience.as_secs_f64();
@@ -186,7 +221,7 @@ fn job_text(Answer { leader, status }: &Answer, columns: Option<u16>) -> String 
             bytes(status.progress.bytes_in_flight),
             sums,
             member.place(),
-            network_address(&member.process).map_or_else(|| "-".to_owned(), printable),
+            network_address(&member.process).unwrap_or("-").to_owned(),
             format!("{machine}{near}"),
         ]
     });
@@ -297,145 +332,4 @@ fn job_json(Answer { leader, status }: &Answer) -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use gradlane_core::Error;
-    use gradlane_core::types::{
-        Address, Epoch, Incarnation, JoinString, Member, NodeId, Round, Scheme, TensorKey, View,
-    };
-    use gradlane_core::wire::frame::Health;
-    use gradlane_core::wire::frame::{MemberStatus, Names, Progress};
-
-    use super::*;
-
-    #[test]
-    fn each_member_has_a_line() {
-        let text = text(&[answer(Phase::Running)], None);
-        let lines: Vec<_> = text.lines().collect();
-        assert_eq!(lines[0], "job night: running, 1 worker, 1 server, epoch 1.3");
-        assert_eq!(lines[1], "led by process 60: gradlane run -n 1 -s 1 -- python train.py");
-        let words = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>().join(" ");
-        assert_eq!(words(lines[2]), "member health heard round pending in flight sums process address machine");
-        assert_eq!(words(lines[3]), "worker 0 alive 0.2 s ago 7 2 64 B - n1 (pid 70) - -");
-        assert_eq!(words(lines[4]), "server 0 alive 0.2 s ago 7 2 64 B 4 KiB in 2 parts n1 (pid 80) 10.0.0.1:9 0, shm");
-        assert_eq!(lines[5..], ["the most loaded server has 1.50 times its share"]);
-    }
-
-    #[test]
-    fn a_job_that_does_not_answer_is_shown_beside_the_others() {
-        let busy = Error::Timeout { what: "the coordinator".to_owned(), waited: Duration::from_secs(5) };
-        let answers = [answer(Phase::Running), Answer { status: Err(busy), ..answer(Phase::Running) }];
-        let shown = text(&answers, None);
-        assert!(shown.contains("job night: does not answer: ") && shown.contains("job night: running"), "{shown}");
-        let lines: Vec<serde_json::Value> =
-            json(&answers).lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
-        assert_eq!((&lines[1]["job"], &lines[1]["leader_pid"]), (&"night".into(), &60.into()));
-        assert!(lines[1]["error"].as_str().is_some_and(|error| error.contains("coordinator")));
-        assert_eq!((exit_code(&answers), exit_code(&answers[1..]) == exit::SUCCESS), (exit::SUCCESS, false));
-    }
-
-    #[test]
-    fn the_table_fits_the_terminal() {
-        let text = text(&[answer(Phase::Running), answer(Phase::Running)], Some(80));
-        let table = text.lines().filter(|line| !line.starts_with("led by"));
-        assert!(table.clone().all(|line| line.chars().count() <= 80), "{text}");
-        assert_eq!(text.lines().filter(|line| line.starts_with("job night")).count(), 2, "{text}");
-    }
-
-    #[test]
-    fn an_aborted_job_says_why() {
-        assert!(text(&[answer(Phase::Aborted(Error::Cancelled))], None).contains("cause: cancelled by the caller"));
-    }
-
-    #[test]
-    fn a_job_that_holds_says_for_whom_and_for_how_long() {
-        let held = |lost: &[&str]| {
-            let lost = Names::first(lost.iter().map(|lost| (*lost).to_owned()), lost.len());
-            let hold = Hold { there: 2, needed: 3, lost, patience: Duration::from_millis(593_400) };
-            [Answer { leader: None, status: Ok(Status { hold: Some(hold), ..status(Phase::Running) }) }]
-        };
-        let lost = held(&["worker 1 on n1 (pid 7): killed"]);
-        let line = "holds: 2 of 3 workers are there, waits 593 s more";
-        let lines = text(&lost, None);
-        assert!(lines.contains(&format!("\n{line}; lost: worker 1 on n1 (pid 7): killed\n")), "{lines}");
-        assert!(text(&held(&[]), None).contains(&format!("\n{line}\n")));
-        let read: serde_json::Value = serde_json::from_str(&json(&lost)).unwrap();
-        assert_eq!((&read["hold"]["there"], &read["hold"]["needed"]), (&2.into(), &3.into()));
-        assert_eq!(
-            (&read["hold"]["patience_ms"], &read["hold"]["lost"][0]),
-            (&593_400.into(), &"worker 1 on n1 (pid 7): killed".into())
-        );
-    }
-
-    #[test]
-    fn sizes_are_short() {
-        for (size, shown) in
-            [(0, "0"), (64, "64 B"), (4096, "4 KiB"), (4 << 20 | 1 << 18, "4.2 MiB"), (1536, "1.5 KiB")]
-        {
-            assert_eq!(bytes(size), shown);
-        }
-    }
-
-    #[test]
-    fn programs_read_the_same_as_json() {
-        let text = json(&[answer(Phase::Running), answer(Phase::Running)]);
-        assert_eq!(text.lines().count(), 2, "a line a job");
-        let read: serde_json::Value = serde_json::from_str(text.lines().next().unwrap()).unwrap();
-        assert_eq!((&read["phase"], &read["leader_pid"]), (&"running".into(), &60.into()));
-        assert_eq!((&read["workers"], &read["servers"]), (&1.into(), &1.into()));
-        assert_eq!(read["members"][0]["health"], "alive");
-        assert_eq!(read["members"][0]["silent_ms"], 200);
-        assert_eq!(read["members"][1]["address"], "10.0.0.1:9");
-        assert_eq!((&read["imbalance"], &read["members"][1]["placed_parts"]), (&1.5.into(), &2.into()));
-        assert_eq!(
-            (&read["members"][0]["machine"], &read["members"][1]["machine"]),
-            (&serde_json::Value::Null, &0.into())
-        );
-        assert_eq!(read["members"][1]["shared_memory"], true);
-    }
-
-    fn answer(phase: Phase) -> Answer {
-        let leader = Running {
-            job: "night".to_owned(),
-            join: JoinString { address: "127.0.0.1:9000".to_owned(), ca_hash: [1; 32], secret: [2; 16] },
-            operators: JoinString { address: "127.0.0.1:9000".to_owned(), ca_hash: [1; 32], secret: [3; 16] },
-            pid: 60,
-            command: "gradlane run -n 1 -s 1 -- python train.py".to_owned(),
-        };
-        Answer { leader: Some(leader), status: Ok(status(phase)) }
-    }
-
-    fn status(phase: Phase) -> Status {
-        let member = |role, pid, addresses: &[(Scheme, &str)], machine| Member {
-            process: Process {
-                host: "n1".to_owned(),
-                pid,
-                addresses: addresses.iter().map(|(scheme, at)| Address::new(*scheme, *at)).collect(),
-                machine,
-                ..Process::new(role, Incarnation(1))
-            },
-            node: NodeId([0; 32]),
-            index: 0,
-            first_round: Round(0),
-        };
-        let members = vec![
-            member(Role::Worker, 70, &[], MachineId::UNKNOWN),
-            member(Role::Server, 80, &[(Scheme::Shm, "/run/socket"), (Scheme::Quic, "10.0.0.1:9")], MachineId(0xabc)),
-        ];
-        let progress = Progress { last: Some((TensorKey(1), Round(7))), pending: 2, bytes_in_flight: 64 };
-        let health = MemberStatus {
-            health: Health::Alive,
-            silent: Duration::from_millis(200),
-            progress,
-            placed_bytes: 0,
-            placed_parts: 0,
-        };
-        let loaded = MemberStatus { placed_bytes: 4096, placed_parts: 2, ..health.clone() };
-        Status {
-            view: View::plain("night", Epoch { term: 1, number: 3 }, phase, members),
-            members: vec![health, loaded],
-            imbalance_milli: 1500,
-            hold: None,
-            waits: Box::default(),
-        }
-    }
-}
+mod tests;

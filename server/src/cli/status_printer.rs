@@ -1,13 +1,15 @@
 //! What a coordinator or a server tells the person at its terminal while its job forms.
 
 use std::collections::BTreeSet;
-use std::io::{IsTerminal, Write};
+use std::io::IsTerminal;
 use std::time::Duration;
 
 use gradlane_core::runtime::Clock;
 use gradlane_core::types::{Phase, Role, Time};
 use gradlane_core::wire::frame::Status;
 use gradlane_core::{Error, Result};
+
+use crate::exit;
 
 /// Tells a person what changes. A log gets the same as events, and a warning while nothing changes.
 pub(super) struct StatusPrinter {
@@ -41,7 +43,7 @@ impl StatusPrinter {
             }
             Ok(Some(news)) => {
                 if std::io::stderr().is_terminal() {
-                    let _ = writeln!(std::io::stderr(), "gradlane: {news}");
+                    exit::complain(&news);
                 } else {
                     tracing::info!("{news}");
                 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use gradlane_core::runtime::Operator;
-use gradlane_core::types::{ControlAnswer, ControlCommand, Recipient};
+use gradlane_core::types::{ControlAnswer, ControlCommand, Recipient, printable};
 use gradlane_core::{Error, Result};
 use serde_json::json;
 
@@ -86,8 +86,8 @@ fn as_text(obeyed: &[(Recipient, Vec<String>)], asked: usize, command: &ControlC
     let ControlCommand::Timeline { from, steps, .. } = command else {
         return format!("{count} record no timeline any more");
     };
-    let files = obeyed.iter().flat_map(|(member, files)| files.iter().map(move |file| format!("{member}: {file}\n")));
-    let files: String = files.collect();
+    let each = obeyed.iter().flat_map(|(member, files)| files.iter().map(move |file| (member, file)));
+    let files: String = each.map(|(member, file)| format!("{member}: {}\n", printable(file))).collect();
     match (from, steps) {
         (0, None) => format!("{files}{count} record a timeline until `gradlane ctl timeline --stop`"),
         (from, None) => format!("{files}{count} record from step {from} on until `gradlane ctl timeline --stop`"),
@@ -105,6 +105,7 @@ mod tests {
     use gradlane_core::types::{ServerId, WorkerId};
 
     use super::*;
+    use crate::hostile;
 
     #[test]
     fn members_that_do_not_obey_are_counted_and_told_apart() {
@@ -125,6 +126,7 @@ mod tests {
         ] {
             assert_eq!(as_text(&obeyed, 3, &command), format!("worker-0: /d/0/comm.json\n{says}"));
         }
+        hostile::check(|name| as_text(&[(worker(0), vec![name.to_owned()])], 1, &steps(0, None)));
         assert_eq!(as_text(&obeyed, 3, &ControlCommand::StopTimeline), "1 of 3 members record no timeline any more");
         let json: serde_json::Value = serde_json::from_str(&to_json(&obeyed, &errors)).unwrap();
         assert_eq!(json["files"]["worker-0"], json!(["/d/0/comm.json"]));

@@ -19,22 +19,26 @@ use gradlane_core::runtime::exporter::{Exporter, Exposure};
 use gradlane_core::runtime::{Clock, Heard, Inputs, process};
 use gradlane_core::transport::quic::Settings;
 use gradlane_core::transport::quic::control::{ControlIncoming, ControlListener, Newcomers, Waiting};
-use gradlane_core::types::{ControlAnswer, JoinString, LinkId, Phase, Role, Time, WorkersKey};
+use gradlane_core::types::{ControlAnswer, Epoch, JoinString, LinkId, Phase, Role, Time, WorkersKey};
 use gradlane_core::wire::frame::{Frame, Status};
 use gradlane_core::{Error, Result};
 
 use super::{Command, Coordinator, CoordinatorConfig, Event, Found};
 
+mod apart;
 mod deaths;
 mod disk;
 mod end;
 mod gathered;
 mod happened;
 pub(crate) mod journal;
+mod keeping;
 mod log;
 mod obeying;
 mod probe;
 mod questions;
+mod recorder;
+mod recording;
 mod reporting;
 mod stepping_down;
 mod telling;
@@ -45,6 +49,7 @@ use end::End;
 use journal::{Journal, kept};
 use probe::Probe;
 use questions::Questions;
+use recorder::{Flight, Recorder};
 use reporting::Reporting;
 use telling::{stamped, tells, told};
 
@@ -56,6 +61,7 @@ pub struct CoordinatorNode {
     thread: OwnThread,
     end: Arc<End>,
     probe: Arc<Probe>,
+    flight: Arc<Flight>,
     /// While an exporter of this process shows it.
     exposure: Mutex<Option<Exposure>>,
 }
@@ -76,6 +82,8 @@ enum Input {
         number: u64,
         outcome: Result<Found>,
     },
+    /// An order of an operator to this process was obeyed, or cannot be.
+    Obeyed(u64, Result<ControlAnswer>),
     /// For this cause; without one the job is left to the next coordinator.
     Stop(Option<Error>),
 }
@@ -132,7 +140,8 @@ impl CoordinatorNode {
         let join = authority.join_string(&address);
 
         let probe = Arc::new(Probe::new(&machine, config.fingerprint(), listener.enrolments_refused()));
-        let (end, told) = (Arc::new(End::default()), inputs.clone());
+        let flight = Flight::new(config, Role::Coordinator, clock, Recorder::new(config.recorder_events));
+        let (end, told, flight) = (Arc::new(End::default()), inputs.clone(), Arc::new(flight));
         let done = move |number, outcome| drop(told.send(Input::Disk { number, outcome }));
         let files = Files::start(config, &join, done)?;
         let ahead = goes_on_at.since(clock.now());
@@ -155,11 +164,15 @@ impl CoordinatorNode {
             probe: Arc::clone(&probe),
             is_counted: false,
             reporting,
+            flight: Arc::clone(&flight),
+            told_epoch: None,
         };
         driver.reporting.begin(driver.now(), driver.began_unix_ns, !ahead.is_zero());
         probe.follow(&driver.machine.census(), driver.machine.present());
+        // A dump tells the term also if the job never forms.
+        flight.formed(&driver.machine.view());
         let thread = OwnThread::start("gl-coordinator", move || driver.run_guarded(Inputs::new(received, clock)))?;
-        Ok(Self { join, authority, inputs, thread, end, probe, exposure: Mutex::default() })
+        Ok(Self { join, authority, inputs, thread, end, probe, flight, exposure: Mutex::default() })
     }
 
     /// The join string: all that a node needs to join. It is a secret.
@@ -232,6 +245,7 @@ impl CoordinatorNode {
     pub fn stop(&self, cause: Error) {
         let _ = self.inputs.send(Input::Stop(Some(cause)));
         self.thread.join(STOPPING);
+        self.flight.settle(DUMPING);
         // Frees the port, if nobody else is shown there.
         let exposure = self.exposure.lock().unwrap_or_else(PoisonError::into_inner).take();
         drop(exposure);
@@ -255,6 +269,8 @@ const ANSWERING: Duration = Duration::from_secs(30);
 
 /// Longer than the coordinator's thread takes to end. One that is stuck is left behind, with a warning.
 const STOPPING: Duration = Duration::from_secs(10);
+/// As long as a server waits for its dump.
+const DUMPING: Duration = Duration::from_secs(2);
 
 struct Driver {
     machine: Coordinator,
@@ -283,6 +299,9 @@ struct Driver {
     /// Whether nothing but heartbeats came since the members were counted.
     is_counted: bool,
     reporting: Reporting,
+    flight: Arc<Flight>,
+    /// The epoch of the view that was told last.
+    told_epoch: Option<Epoch>,
 }
 
 impl Driver {
@@ -292,7 +311,7 @@ impl Driver {
         let error = Error::of_panic("the coordinator stopped because it", &*panic);
         tracing::error!(%error, "the coordinator stopped");
         self.probe.broke_down();
-        self.end.set(Err(error));
+        self.ends(Err(error));
         self.listener.stop(Duration::from_millis(500));
     }
 
@@ -315,6 +334,7 @@ impl Driver {
                     let _ = reply.send(self.machine.status(now));
                 }
                 Heard::Input(Input::Disk { number, outcome }) => self.machine.handle_disk(number, outcome),
+                Heard::Input(Input::Obeyed(number, outcome)) => self.machine.handle_obeyed_here(number, outcome),
                 Heard::Input(Input::Stop(None)) if self.steps_down() => return,
                 Heard::Input(Input::Stop(cause)) => {
                     cause.into_iter().for_each(|cause| self.machine.stop(now, cause));
@@ -329,9 +349,10 @@ impl Driver {
                 Heard::Closed => break,
             }
         }
-        self.report();
+        self.end_course();
+        self.reporting.write_ended();
         // Has an effect only if the owner stopped a job that had not ended by itself.
-        self.end.set(match self.machine.view().phase {
+        self.ends(match self.machine.view().phase {
             Phase::Aborted(cause) | Phase::Restores(cause) => Err(cause),
             Phase::Forming | Phase::Running | Phase::Ended | Phase::FormsAgain => Ok(()),
         });
@@ -352,7 +373,8 @@ impl Driver {
                 Input::Status(reply) => {
                     let _ = reply.send(self.machine.status(self.now()));
                 }
-                Input::Death { .. } | Input::Disk { .. } => {}
+                Input::Death { pid, cause, .. } => self.note_failure(pid, cause),
+                Input::Disk { .. } | Input::Obeyed(..) => {}
             }
             self.drain();
         }
@@ -362,7 +384,10 @@ impl Driver {
         match incoming {
             ControlIncoming::Up { link, node, role, .. } => self.machine.handle_connected(link, node, role),
             ControlIncoming::Frame { link, frame, waiting } => self.handle_frame(link, frame, waiting),
-            ControlIncoming::Down { link, reason } => self.machine.handle_disconnected(link, reason),
+            ControlIncoming::Down { link, reason } => {
+                self.note_disconnected(link, &reason);
+                self.machine.handle_disconnected(link, reason);
+            }
         }
     }
 
@@ -375,12 +400,10 @@ impl Driver {
         let _span = tracing::trace_span!("frame", link = link.0).entered();
         // Most frames, and they change nothing that is counted but that a suspect lives. The next look for silent members counts that.
         self.is_counted = matches!(frame, Frame::Heartbeat { .. } | Frame::Metrics(_) | Frame::Waits(_));
-        if let (Frame::Metrics(stats), Some(member)) = (&frame, self.machine.member_at(link))
-            && let Some(told) = self.probe.gathered.take(member, stats)
-        {
-            self.reporting.take(self.now(), member, told);
-        }
+        self.keep(link, &frame);
+        let place = self.note_heard(link, &frame);
         self.machine.handle_frame(self.now(), link, frame);
+        self.note_joined(link, place);
         self.waiting = Some(waiting);
     }
 
@@ -419,22 +442,6 @@ impl Driver {
         self.journal.iter_mut().for_each(Journal::sync);
     }
 
-    /// Writes the report of a job that has ended, if that is wanted and was not done.
-    fn report(&mut self) {
-        let now = self.now();
-        self.reporting.end(now, || self.machine.status(now));
-    }
-
-    /// Writes a report of the job so far, in a directory below `dump_dir`.
-    ///
-    /// # Errors
-    /// As [`Reporting::so_far`].
-    fn report_so_far(&self, directory: String) -> Result<ControlAnswer> {
-        let now = self.now();
-        let path = self.reporting.so_far(now, self.machine.status(now), directory)?;
-        Ok(ControlAnswer::dumped(&path))
-    }
-
     /// Carries out all commands of the machine; returns whether the job has ended.
     fn drain(&mut self) -> bool {
         // First, so that nobody enrols who has heard that the job formed.
@@ -452,6 +459,7 @@ impl Driver {
                     if tells(&frame) {
                         self.sync();
                     }
+                    self.note_told(link, &frame);
                     let point = told(&frame);
                     self.listener.send(link, stamped(frame, || self.now(), self.began_unix_ns));
                     point.into_iter().for_each(reach);
@@ -464,25 +472,18 @@ impl Driver {
                 Command::ShareKey { link } => self.listener.send(link, Frame::WorkersKey(self.workers_key.clone())),
                 Command::Journal(record) => self.journal.iter_mut().for_each(|journal| journal.add(&record)),
                 Command::Disk(disk) => self.files.begin(disk),
-                Command::Obey { number, command } => {
-                    let outcome = obeying::obey(&self.probe, command, |directory| self.report_so_far(directory));
-                    self.machine.handle_obeyed_here(number, outcome);
-                }
+                Command::Obey { number, command } => self.obey(number, command),
                 Command::Event(Event::Finished(outcome)) => {
-                    self.report();
+                    self.end_course();
                     let outcome = match self.form_again() {
                         Ok(true) => continue,
                         Ok(false) => outcome,
                         Err(error) => Err(error),
                     };
                     ended = true;
-                    self.end.set(outcome);
+                    self.ends(outcome);
                 }
-                Command::Event(event) => {
-                    self.probe.count(&event);
-                    self.reporting.note(self.now(), &event);
-                    log::event(&event);
-                }
+                Command::Event(event) => self.happened(&event),
             }
         }
         if !std::mem::take(&mut self.is_counted) {

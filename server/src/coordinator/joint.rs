@@ -11,8 +11,8 @@ use std::time::Duration;
 use gradlane_core::cluster::{Member, MemberCommand, MemberConfig, MemberEvent, Patience};
 use gradlane_core::error::{Error, Result};
 use gradlane_core::types::{
-    Address, Answer, Ask, ClockKey, DType, Fate, Incarnation, LinkId, Mode, NodeId, Process, Role, Scheme, StoreAnswer,
-    StoreAsk, TensorSpec, Tick, Time,
+    Address, Answer, Ask, ClockKey, DType, Fate, Incarnation, LinkId, Mode, NodeId, Process, Role, Scheme, Setup,
+    StoreAnswer, StoreAsk, TensorSpec, Tick, Time,
 };
 use gradlane_core::wire::Frame;
 
@@ -536,6 +536,7 @@ impl Node {
             replaced_timeout: Duration::from_secs(10),
             redial_min: Duration::from_millis(100),
             redial_max: Duration::from_secs(1),
+            setup: Setup::default(),
             defect: None,
         };
         let member = Member::new(config.clone(), Time::ZERO);

@@ -242,8 +242,8 @@ impl Coordinator {
                 }
                 self.acknowledge(now, link, sent);
             }
-            // The driver keeps them for the exporter.
-            (Frame::Metrics(_), Some(_)) => {}
+            // The driver keeps them for the exporter and the report.
+            (Frame::Metrics(_) | Frame::Setup(_), Some(_)) => {}
             (Frame::Declare { request, tensors, fuse }, Some(identity)) => {
                 self.handle_declare(now, link, identity, request, Waiting { tensors, fuse });
             }

@@ -6,6 +6,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use gradlane_core::runtime::process::told_by_kernel;
+use gradlane_core::runtime::setup::{Hardware, field};
 
 /// What a job expects of the machine.
 #[derive(Clone, Debug)]
@@ -77,9 +78,9 @@ impl Machine {
         let text = |path: &str| fs::read_to_string(root.join(path)).unwrap_or_default();
         let number = |path: &str| text(path).trim().parse().ok();
         let (cpuinfo, meminfo) = (text("proc/cpuinfo"), text("proc/meminfo"));
-        let processors = cpuinfo.lines().filter(|line| line.starts_with("processor")).count();
+        let Hardware { kernel: release, processor, processors, gpus: models, .. } = Hardware::read(root);
         Self {
-            cpu: field(&cpuinfo, "model name").unwrap_or_default().to_owned(),
+            cpu: processor,
             // x86 says "flags", ARM says "Features".
             cpu_features: field(&cpuinfo, "flags")
                 .or_else(|| field(&cpuinfo, "Features"))
@@ -93,23 +94,15 @@ impl Machine {
             memory_quota_bytes: number("sys/fs/cgroup/memory.max"),
             receive_buffer_max: number("proc/sys/net/core/rmem_max"),
             send_buffer_max: number("proc/sys/net/core/wmem_max"),
-            kernel: kernel(&text("proc/sys/kernel/osrelease")),
+            kernel: kernel(&release),
             interfaces: interfaces(root),
-            gpus: gpus(root),
+            gpus: if models.is_empty() { device_files(root) } else { models },
             libcuda: library(root, &loader_directories(root), "libcuda.so.1"),
             libnccl: library(root, &nccl_directories(root, expectations), "libnccl.so.2"),
             open_files: open_files(&text("proc/self/limits")),
             state_dir: state_dir(root, &expectations.state_dir),
         }
     }
-}
-
-/// The first value of `key` in lines such as `key   : value`.
-fn field<'a>(text: &'a str, key: &str) -> Option<&'a str> {
-    text.lines()
-        .filter_map(|line| line.split_once(':'))
-        .find(|(name, _)| name.trim() == key)
-        .map(|(_, value)| value.trim())
 }
 
 fn kilobytes(meminfo: &str, key: &str) -> Option<u64> {
@@ -142,17 +135,8 @@ fn interfaces(root: &Path) -> Vec<Interface> {
     interfaces
 }
 
-fn gpus(root: &Path) -> Vec<String> {
-    let named: Vec<_> = entries(&root.join("proc/driver/nvidia/gpus"))
-        .into_iter()
-        .filter_map(|(_, path)| {
-            let information = fs::read_to_string(path.join("information")).ok()?;
-            field(&information, "Model").map(str::to_owned)
-        })
-        .collect();
-    if !named.is_empty() {
-        return named;
-    }
+/// The names of the device files of GPUs.
+fn device_files(root: &Path) -> Vec<String> {
     let is_gpu = |name: &str| name.strip_prefix("nvidia").is_some_and(|number| number.parse::<u32>().is_ok());
     entries(&root.join("dev")).into_iter().map(|(name, _)| name).filter(|name| is_gpu(name)).collect()
 }

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::process::Command;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use gradlane_core::config::{Config, Origin};
@@ -72,12 +72,16 @@ pub fn run(launch: &Launch) -> Result<i32> {
         supervisor.restart_servers_alone();
     }
     let interrupts = supervisor.events();
-    let _watch = Interrupts::watch(move |signal| {
-        let _ = interrupts.send(Event::Interrupt(signal));
-    })?;
+    let started: Arc<OnceLock<Arc<Host>>> = Arc::default();
+    let asked = Arc::clone(&started);
+    let _watch = Interrupts::watch_with_dumps(
+        move |signal| drop(interrupts.send(Event::Interrupt(signal))),
+        move || asked.get().into_iter().for_each(|host| host.dump_by_signal()),
+    )?;
     // Before anything is started: whether there is a port for the last one.
     metrics_bind(launch, launch.workers.saturating_add(launch.servers))?;
     let host = Arc::new(Host::start(launch)?);
+    let _ = started.set(Arc::clone(&host));
     host.report_failure_to(&supervisor)?;
     let handover = Handover::make(&launch.config, host.join_string(), "");
 
@@ -214,6 +218,13 @@ impl Host {
         match self {
             Self::Coordinator { node, .. } => node,
             Self::Embedded { embedded, .. } => embedded.coordinator(),
+        }
+    }
+
+    fn dump_by_signal(&self) {
+        match self {
+            Self::Coordinator { node, .. } => node.dump_by_signal(),
+            Self::Embedded { embedded, .. } => embedded.dump_by_signal(),
         }
     }
 

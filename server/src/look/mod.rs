@@ -3,8 +3,10 @@
 //! | file | does |
 //! |---|---|
 //! | `links` | what holds the links of a worker |
+//! | `nics` | how much of its network interfaces a machine uses |
 //! | `reading` | a job at one time |
 //! | `since` | what changed between two readings |
+//! | `time_use` | on what workers spend their time |
 //! | `verdict` | who holds the job up, and why |
 //! | `words` | tells people |
 //! | `history` | keeps the last minutes |
@@ -15,10 +17,12 @@ pub(crate) mod page;
 pub(crate) mod words;
 
 mod links;
+mod nics;
 mod reading;
 mod since;
 #[cfg(test)]
 pub(crate) mod tests;
+mod time_use;
 mod verdict;
 
 use std::time::Duration;
@@ -27,9 +31,11 @@ use gradlane_core::types::{Cause, LinkLimit, Member, Role, printable};
 use gradlane_core::wire::frame::{Health, MemberStatus, Waits};
 
 use self::links::Links;
+use self::nics::{FULL, Nics};
 pub(crate) use self::reading::{Reading, highest_step};
 pub(crate) use self::since::average;
 use self::since::{NANOSECONDS, Since};
+pub(crate) use self::time_use::TimeUse;
 pub(crate) use self::verdict::Verdict;
 use self::verdict::{Lateness, verdict_of};
 
@@ -48,8 +54,8 @@ pub(crate) struct Look {
     pub(crate) step: Option<u64>,
     /// How long a step took.
     pub(crate) step_time: Option<Duration>,
-    /// The share of the time in which workers waited for handles, on average.
-    pub(crate) exposed: Option<f64>,
+    /// On what workers spent their time.
+    pub(crate) time_use: Option<TimeUse>,
     pub(crate) verdict: Verdict,
     pub(crate) ranks: Vec<RankLine>,
     pub(crate) hosts: Vec<ServerLine>,
@@ -64,7 +70,7 @@ pub(crate) struct RankLine {
     pub(crate) host: String,
     pub(crate) health: Health,
     pub(crate) step: Option<u64>,
-    /// For how long a round waited for it alone, in a step on average.
+    /// For how long a sum waited for it alone, in a step on average.
     pub(crate) late: Option<Duration>,
     /// Mostly why, if it was.
     pub(crate) cause: Option<Cause>,
@@ -75,12 +81,22 @@ pub(crate) struct RankLine {
     pub(crate) pull: Option<f64>,
     /// What held the worst of its links for most of the time.
     pub(crate) limit: Option<LinkLimit>,
+    /// The share of the capacity of its machine's network interfaces that is used, in the direction in which it is higher.
+    pub(crate) nic: Option<f64>,
     /// The longest round trip to a server.
     pub(crate) rtt: Option<Duration>,
     /// The highest share of packets to a server that was lost.
     pub(crate) loss: Option<f64>,
     /// Operations that have not ended.
     pub(crate) open: Option<u64>,
+}
+
+impl RankLine {
+    /// What holds its worst link, in a word: `nic` and its share once the interfaces of its machine are full, because that is behind all else.
+    pub(crate) fn limit_word(&self) -> Option<String> {
+        let full = self.nic.filter(|share| *share >= FULL).map(|share| format!("nic {}", words::percent(share)));
+        full.or_else(|| self.limit.map(|limit| limit.name().to_owned()))
+    }
 }
 
 /// A server.
@@ -108,6 +124,7 @@ impl Look {
         let view = &now.status.view;
         let since = before.filter(|before| before.at < now.at).map(|before| Since { before, now });
         let lateness = since.as_ref().map(Lateness::between);
+        let nics = since.as_ref().map(Nics::between).unwrap_or_default();
         let members = || view.members.iter().zip(&now.status.members);
         let of_role = |role: Role| members().filter(move |(member, _)| member.process.role == role);
         let count = |role| (of_role(role).filter(|(_, status)| is_there(status)).count(), of_role(role).count());
@@ -115,12 +132,13 @@ impl Look {
         let steps = since.as_ref().and_then(|since| step?.checked_sub(since.before.step()?)).filter(|steps| *steps > 0);
         let step_time = since.as_ref().and_then(|since| Some((now.at - since.before.at).div_f64(steps? as f64)));
         let ranks: Vec<RankLine> = of_role(Role::Worker)
-            .map(|(member, status)| rank_line(member, status, now, since.as_ref(), lateness.as_ref()))
+            .map(|(member, status)| rank_line(member, status, now, since.as_ref(), lateness.as_ref(), &nics))
             .collect();
-        let exposed = average(ranks.iter().filter_map(|line| line.blocked));
+        let time_use = since.as_ref().and_then(TimeUse::between);
+        let exposed = time_use.map(|time_use| time_use.exposed);
         let verdict = since.as_ref().zip(lateness.as_ref());
-        let verdict =
-            verdict.map_or(Verdict::Unknown, |(since, lateness)| verdict_of(since, lateness, step_time, exposed));
+        let verdict = verdict
+            .map_or(Verdict::Unknown, |(since, lateness)| verdict_of(since, lateness, &nics, step_time, exposed));
         let missing = members().filter(|(member, status)| is_there(status) && !now.told.contains_key(&key(member)));
         Self {
             job: printable(&view.job),
@@ -130,7 +148,7 @@ impl Look {
             missing: missing.map(|(member, _)| member.name()).collect(),
             step,
             step_time,
-            exposed,
+            time_use,
             verdict,
             ranks,
             hosts: of_role(Role::Server)
@@ -147,6 +165,7 @@ fn rank_line(
     now: &Reading,
     since: Option<&Since<'_>>,
     lateness: Option<&Lateness>,
+    nics: &Nics<'_>,
 ) -> RankLine {
     let rate = |name| since.and_then(|since| since.rate(key(member), name));
     let late = lateness.and_then(|lateness| lateness.of(member.index));
@@ -162,6 +181,7 @@ fn rank_line(
         push: rate("push_bytes"),
         pull: rate("pull_bytes"),
         limit,
+        nic: nics.of(member),
         rtt,
         loss,
         open: now.told.get(&key(member)).and_then(|told| told.number("handles_live")),

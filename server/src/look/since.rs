@@ -48,10 +48,10 @@ impl Since<'_> {
         count(self.now)?.checked_sub(count(self.before)?)
     }
 
-    /// How many steps a server has seen.
-    pub(super) fn steps(&self, server: (Role, u32)) -> u64 {
-        let steps = |reading: &Reading| reading.told.get(&server)?.number("steps");
-        steps(self.now).zip(steps(self.before)).map_or(0, |(now, before)| now.saturating_sub(before))
+    /// How much a counter of a member has grown. 0 if it did not answer both times, or began anew.
+    pub(super) fn growth_of(&self, member: (Role, u32), name: &str) -> u64 {
+        let number = |reading: &Reading| reading.told.get(&member)?.number(name);
+        number(self.now).zip(number(self.before)).map_or(0, |(now, before)| now.saturating_sub(before))
     }
 
     /// What holds the links of a worker.

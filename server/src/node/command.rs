@@ -5,17 +5,17 @@ use std::time::Duration;
 use gradlane_core::codec;
 use gradlane_core::codec::feedback::Start;
 use gradlane_core::error::{Error, Result};
-use gradlane_core::types::{
-    Cause, CodecSpec, DType, ExchangeId, LinkId, Op, PartId, Round, Squares, WorkerId, Written,
-};
+use gradlane_core::types::{CodecSpec, DType, ExchangeId, Late, LinkId, Op, PartId, Round, Squares, WorkerId, Written};
 use gradlane_core::wire::frame::Stall;
 use gradlane_core::wire::{About, Body, Sum};
 
 mod archive;
+mod missing;
 mod parameter;
 mod table;
 
 pub use self::archive::{Archive, Archived, Errand};
+pub use self::missing::Missing;
 pub use self::parameter::{Change, KeyUse, ValueStep, ValueUpload};
 pub use self::table::{AskedRows, RowsStep, Served};
 
@@ -105,9 +105,6 @@ pub enum Command {
         squares: Squares,
     },
 }
-
-/// A time for each [`Cause`], in their order.
-pub type Late = [Duration; Cause::ALL.len()];
 
 /// A step of one of the services on memory: what the [`Store`](super::store::Store) carries out.
 #[derive(Clone, PartialEq, Debug)]

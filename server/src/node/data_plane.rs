@@ -10,8 +10,6 @@ use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-use bytes::Bytes;
-
 use gradlane_core::cluster::MemberEvent;
 use gradlane_core::error::{Error, Result, ranks};
 use gradlane_core::local::failpoint::{Failpoint, reach};
@@ -19,20 +17,21 @@ use gradlane_core::mem::{Copies, Pool};
 use gradlane_core::metrics::ServerMetrics;
 use gradlane_core::reduce::Kernels;
 use gradlane_core::runtime::{Clock, Reporter, Timer};
-use gradlane_core::transport::{Incoming, Listener, Outgoing};
+use gradlane_core::transport::{Listener, Outgoing};
 use gradlane_core::types::{ControlAnswer, ExchangeId, TensorKey, Time};
-use gradlane_core::wire::Request;
+use gradlane_core::wire::Response;
 use gradlane_core::wire::frame::{Progress, Stall, Waiting};
 
 use crate::handle::Handle;
 use crate::node::accumulator::SumResources;
 use crate::node::archive::{Archivist, Done};
-use crate::node::command::{Added, Command, Receipt, Route, Shortage, Step, Work};
+use crate::node::command::{Command, Route, Shortage, Step, Work};
 use crate::node::config::NodeConfig;
-use crate::node::lanes::{Job, Outlets, SumLanes, Told, inline_bytes_max};
+use crate::node::lanes::{Job, Outlets, SumLanes, inline_bytes_max};
 use crate::node::life::ServerState;
 use crate::node::machine::Node;
 use crate::node::probe::Probe;
+use crate::node::recorder::Flight;
 use crate::node::trace::Trace;
 
 /// The data side of one server.
@@ -44,6 +43,8 @@ pub(crate) struct DataPlane {
     pub(crate) probe: Arc<Probe>,
     /// The timeline of this server.
     pub(crate) trace: Trace,
+    /// The flight recorder of this server.
+    pub(crate) flight: Arc<Flight>,
     node: Mutex<Node>,
     /// How often the node's lock was taken.
     #[cfg(feature = "testing")]
@@ -71,19 +72,23 @@ impl DataPlane {
         sum_threads: NonZeroUsize,
         pool: Pool,
         clock: Clock,
+        flight: Arc<Flight>,
         checkpoint_dir: Option<PathBuf>,
         handle: Option<&Arc<dyn Handle>>,
     ) -> Result<Arc<Self>> {
         let kernels = Kernels::detect();
         let stats = Arc::new(ServerMetrics::default());
+        ServerMetrics::set(&stats.sum_limit_bytes, config.memory_bytes_max);
         let copies = Copies::counted_in(&stats.copied_bytes);
         let resources = SumResources { kernels, pool: pool.clone(), copies, defect: config.defect };
+        let hears_waits = flight.is_on();
         let plane = Arc::new(Self {
             clock,
             pool: pool.clone(),
-            probe: Arc::new(Probe::new(&stats)),
+            probe: Arc::new(Probe::new(&stats, &flight)),
             stats,
             trace: Trace::default(),
+            flight,
             node: Mutex::new(Node::new(config)),
             #[cfg(feature = "testing")]
             takings: std::sync::atomic::AtomicU64::new(0),
@@ -100,9 +105,16 @@ impl DataPlane {
         let outlets = Outlets {
             send: Box::new(move |outgoing| {
                 if let Some(plane) = sender.upgrade() {
-                    if let Outgoing::Answer { header, .. } = &outgoing {
+                    if let Outgoing::Answer { exchange, header } = &outgoing {
                         ServerMetrics::add(&plane.stats.sent_bytes, header.body_bytes());
                         reach(Failpoint::Answers);
+                        // That of a sum or of a residual is a step of its own.
+                        if !matches!(header, Response::Sum(_)) && plane.trace.is_on() {
+                            plane.trace.answered(plane.clock.now(), *exchange);
+                        }
+                    }
+                    if let Outgoing::Reject { exchange, .. } = &outgoing {
+                        plane.show_refusal(*exchange);
                     }
                     let is_last = matches!(outgoing, Outgoing::End { .. });
                     plane.send(outgoing);
@@ -121,6 +133,7 @@ impl DataPlane {
                     plane.archivist().take(order, part, frozen);
                 }
             }),
+            hears_waits,
         };
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let lanes = SumLanes::new(sum_threads, inline_bytes_max(cores), &resources, handle, &plane.stats, outlets)?;
@@ -205,6 +218,7 @@ impl DataPlane {
         }
         tracing::error!(%cause, "the server stopped");
         self.probe.broke_down();
+        self.flight.ended(&cause);
         // Taken and released, so that a thread which found the server alive already waits.
         drop(self.node());
         self.ended.notify_all();
@@ -229,9 +243,13 @@ impl DataPlane {
         self.takings.load(std::sync::atomic::Ordering::Relaxed)
     }
 
-    /// What the coordinator is told with each heartbeat.
+    /// What the coordinator is told with each heartbeat. Sets the gauges of the metrics that need the lock, which nobody asks more often.
     pub(crate) fn progress(&self) -> Progress {
-        self.node().progress()
+        let node = self.node();
+        let progress = node.progress();
+        ServerMetrics::set(&self.stats.sum_bytes, progress.bytes_in_flight);
+        ServerMetrics::set(&self.stats.waiting_rounds, node.waiting_rounds() as u64);
+        progress
     }
 
     /// Which rounds wait. The coordinator is told once a second.
@@ -292,75 +310,7 @@ impl DataPlane {
         if let Some(listener) = self.listener.get() {
             (listener.stop)(patience);
         }
-    }
-
-    fn handle(self: &Arc<Self>, incoming: Incoming) {
-        match incoming {
-            Incoming::LinkUp { link, node: peer, address } => {
-                tracing::debug!(link = link.0, node = %peer, address, "peer connected");
-                self.with(|node, _| node.handle_link_up(link, peer));
-                reach(Failpoint::PeerCame);
-            }
-            Incoming::LinkDown { link, reason } => {
-                tracing::debug!(link = link.0, %reason, "peer gone");
-                self.with(|node, _| node.handle_link_down(link));
-            }
-            Incoming::ProcessEnded { node, pid } => {
-                if let Some(reporter) = self.reporter.get() {
-                    reporter.report_end(node, pid);
-                }
-            }
-            Incoming::Opened { link, exchange, header } => {
-                let _span = tracing::trace_span!("open", link = link.0, exchange = exchange.0).entered();
-                let restores = matches!(header, Request::Restore(_));
-                reach(if restores { Failpoint::RestoreOpened } else { Failpoint::HeaderHeard });
-                self.with(|node, now| node.handle_opened(now, link, exchange, &header));
-            }
-            Incoming::Body { exchange, chunks } => self.receive(exchange, chunks),
-            Incoming::Torn { exchange, reason } => {
-                tracing::debug!(exchange = exchange.0, %reason, "exchange torn");
-                self.with(|node, _| node.handle_torn(exchange));
-            }
-            Incoming::Answered { exchange } => {
-                let _span = tracing::trace_span!("answered", exchange = exchange.0).entered();
-                reach(Failpoint::SumTaken);
-                if self.trace.is_on() {
-                    self.trace.taken(self.clock.now(), exchange);
-                }
-                self.with(|node, _| node.handle_answered(exchange));
-            }
-        }
-    }
-
-    /// Hands the next bytes of a body to the lane of its part.
-    fn receive(self: &Arc<Self>, exchange: ExchangeId, chunks: Vec<Bytes>) {
-        let route = self.routes().get(&exchange).copied();
-        let Some(route) = route else {
-            return self.with(|node, now| node.handle_body(now, exchange, &chunks));
-        };
-        ServerMetrics::add(&self.stats.received_bytes, chunks.iter().map(|chunk| chunk.len() as u64).sum());
-        self.lanes().submit(Job::Body { route, exchange, chunks });
-        self.lanes().run();
-        reach(Failpoint::BodyFlows);
-    }
-
-    /// A lane, which has been behind for so long, says what became of a body, or what the squares of a gradient are.
-    fn hear(self: &Arc<Self>, told: Told, behind: Duration) {
-        if let Told::Receipt { receipt: Receipt::Whole, .. } = told {
-            reach(Failpoint::BodyWhole);
-        }
-        if let Told::Receipt { receipt: Receipt::Whole, route: Route::Sum { slot, worker }, .. } = told
-            && self.trace.is_on()
-        {
-            self.trace.received(self.clock.now(), slot, worker);
-        }
-        self.change(|node, now| match told {
-            Told::Receipt { route, exchange, receipt } => {
-                node.handle_receipt(now, route, exchange, Added { receipt, behind });
-            }
-            Told::Squares { part, round, sum } => node.handle_squares(part, round, sum),
-            Told::Served(served) => node.handle_served(&served),
-        });
+        self.flight.settle(DUMPING);
     }
 
     /// The archivist has read a part, or has done all that it was to do.
@@ -386,6 +336,7 @@ impl DataPlane {
         let had_ended = node.state().has_ended();
         let result = change(&mut node, now);
         while let Some(command) = node.next_command() {
+            self.flight.recorder.commanded(now, &command);
             self.carry_out(command);
         }
         let due = node.poll_timeout();
@@ -403,7 +354,10 @@ impl DataPlane {
             Command::Step(work) => self.carry_out_step(work),
             Command::Accept { exchange } => self.send(Outgoing::Accept { exchange }),
             Command::Unroute { exchange } => drop(self.routes().remove(&exchange)),
-            Command::Reject { exchange, about, error } => self.send(Outgoing::Reject { exchange, about, error }),
+            Command::Reject { exchange, about, error } => {
+                self.show_refusal(exchange);
+                self.send(Outgoing::Reject { exchange, about, error });
+            }
             Command::Grant { link, unread_bytes_max } => self.send(Outgoing::Grant { link, unread_bytes_max }),
             Command::Disconnect { link, reason } => {
                 if let Error::Timeout { .. } = reason {
@@ -430,6 +384,13 @@ impl DataPlane {
                     reporter.report_squares(squares);
                 }
             }
+        }
+    }
+
+    /// Shows on the timeline that an exchange is refused.
+    fn show_refusal(&self, exchange: ExchangeId) {
+        if self.trace.is_on() {
+            self.trace.failed(self.clock.now(), exchange, "refused");
         }
     }
 
@@ -487,5 +448,9 @@ impl DataPlane {
     }
 }
 
+/// A dump of a failure takes some tenths of a second. One that a disk holds up is left behind.
+const DUMPING: Duration = Duration::from_secs(2);
+
+mod incoming;
 #[cfg(test)]
 mod tests;

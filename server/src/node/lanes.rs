@@ -27,12 +27,13 @@ use gradlane_core::metrics::ServerMetrics;
 use gradlane_core::runtime::Clock;
 use gradlane_core::transport::Outgoing;
 use gradlane_core::types::{ExchangeId, PartId, Time, whole_ns};
+use gradlane_core::wire::About;
 
 use crate::checkpoint::FrozenPart;
 use crate::handle::Handle;
 use crate::node::accumulator::SumResources;
 use crate::node::command::{Receipt, Route, Served, Work};
-use crate::node::event::Event;
+use crate::node::event::{Event, Waits};
 use crate::node::store::Store;
 
 /// The most waiting bytes that the thread that brought them adds itself, on a machine of `cores`.
@@ -78,16 +79,22 @@ pub(crate) enum Told {
     Squares { part: PartId, round: u64, sum: f64 },
     /// A use of a table is over.
     Served(Served),
+    /// Uses of a part of a table wait until other workers have pushed.
+    Waits(Waits),
+    /// A lane has refused an exchange, because it cannot give what was asked for.
+    Refused { exchange: ExchangeId, about: About, error: Error },
 }
 
 /// The outputs of the lanes. None of the functions blocks for long; `tell` may submit further jobs about the same part, `send` may not.
 pub(crate) struct Outlets {
     /// Sends blocks and answers, in order.
     pub(crate) send: Box<dyn Fn(Outgoing) + Send + Sync>,
-    /// Reports receipts and squares to the node, and for how long the lane has been behind.
+    /// Reports receipts, squares and what becomes of uses to the node, and for how long the lane has been behind.
     pub(crate) tell: Box<dyn Fn(Told, Duration) + Send + Sync>,
     /// Hands over parts that were frozen.
     pub(crate) archive: Box<dyn Fn(u64, PartId, Option<FrozenPart>) + Send + Sync>,
+    /// Whether `tell` is to hear [`Told::Waits`].
+    pub(crate) hears_waits: bool,
 }
 
 /// The lanes. When dropped, their threads finish all submitted jobs and end.
@@ -103,7 +110,7 @@ struct Lane {
     bell: Condvar,
     /// Bytes in the queue, and jobs.
     waiting_bytes: AtomicUsize,
-    waiting_jobs: AtomicUsize,
+    waiting_jobs: Arc<AtomicUsize>,
     store: Mutex<Store>,
     outlets: Arc<Outlets>,
     /// Counts how long it works, as the lane of this index.
@@ -142,8 +149,10 @@ impl SumLanes {
                 queue: Mutex::default(),
                 bell: Condvar::new(),
                 waiting_bytes: AtomicUsize::new(0),
-                waiting_jobs: AtomicUsize::new(0),
-                store: Mutex::new(Store::new(resources.clone()).with_handle(handle.cloned())),
+                waiting_jobs: Arc::default(),
+                store: Mutex::new(
+                    Store::new(resources.clone()).with_handle(handle.cloned()).saying_waits(outlets.hears_waits),
+                ),
                 outlets: Arc::clone(&outlets),
                 stats: Arc::clone(stats),
                 index,
@@ -157,6 +166,7 @@ impl SumLanes {
             this.threads.push(thread.map_err(io)?);
             this.lanes.push(lane);
         }
+        stats.lane_parts.show(this.lanes.iter().map(|lane| Arc::clone(&lane.waiting_jobs)).collect());
         Ok(this)
     }
 
@@ -256,14 +266,16 @@ impl Lane {
             let mut told = Vec::new();
             let mut say = |event| match event {
                 Event::Send(outgoing) => {
-                    if let Outgoing::Reject { exchange, error, .. } = &outgoing {
+                    if let Outgoing::Reject { exchange, about, error } = &outgoing {
                         tracing::debug!(exchange = exchange.0, %error, "a value or a sum cannot be given");
+                        told.push(Told::Refused { exchange: *exchange, about: *about, error: error.clone() });
                     }
                     (self.outlets.send)(outgoing);
                 }
                 Event::Receipt { route, exchange, receipt } => told.push(Told::Receipt { route, exchange, receipt }),
                 Event::Squares { part, round, sum } => told.push(Told::Squares { part, round, sum }),
                 Event::Served(served) => told.push(Told::Served(served)),
+                Event::Waits(waits) => told.push(Told::Waits(waits)),
                 Event::Frozen { order, part, frozen } => (self.outlets.archive)(order, part, frozen),
             };
             let began = self.clock.now();
@@ -333,6 +345,7 @@ impl Lane {
 mod tests {
     use crossbeam_channel::{Receiver, unbounded};
     use gradlane_core::mem::{Copies, Pool};
+    use gradlane_core::metrics::{Cell as _, Value};
     use gradlane_core::reduce::Kernels;
     use gradlane_core::types::{CodecSpec, DType, Op, WorkerId};
     use gradlane_core::wire::Body;
@@ -382,6 +395,8 @@ mod tests {
         for _ in 0..10 {
             lanes.submit(body(0, 1 << 20));
         }
+        let shown = |number: u64| Value::Family(vec![(vec!["0".to_owned()], number)]);
+        assert_eq!(lanes.lanes[0].stats.lane_parts.value(), shown(5 + 10), "the steps and the pieces behind them");
         drop(busy);
         lanes.run();
         let waiting = lanes.lanes[0].waiting_bytes.load(Ordering::Acquire);
@@ -391,11 +406,12 @@ mod tests {
     #[test]
     fn a_defect_costs_the_sums_of_one_lane_and_not_its_thread() {
         // Blocks of no bytes are refused with a panic.
-        let (lanes, sent, _) = lanes(1);
+        let (lanes, sent, told) = lanes(1);
         begin(&lanes, 0, 40, 0);
         lanes.run();
         drop(lanes);
         assert!(matches!(sent.try_recv(), Ok(Outgoing::Reject { error: Error::Internal { .. }, .. })));
+        assert!(told.try_iter().any(|told| matches!(told, Told::Refused { error: Error::Internal { .. }, .. })));
     }
 
     #[test]
@@ -419,6 +435,7 @@ mod tests {
             send: Box::new(move |outgoing| drop(sink.send(outgoing))),
             tell: Box::new(move |told, _| ear.send(told).unwrap_or_default()),
             archive: Box::new(|_, _, _| unreachable!("nothing is frozen")),
+            hears_waits: false,
         };
         (
             SumLanes::new(NonZeroUsize::new(threads).unwrap(), inline, &resources, None, &stats, outlets).unwrap(),

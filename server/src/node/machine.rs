@@ -299,6 +299,11 @@ impl Node {
         Progress { last: self.services.last(), pending, bytes_in_flight: self.budget.booked() }
     }
 
+    /// How many rounds have begun and miss a contribution.
+    pub fn waiting_rounds(&self) -> usize {
+        self.services.waiting_rounds()
+    }
+
     /// The rounds that have waited for a moment, for the coordinator's status.
     pub fn waits(&self, now: Time) -> Vec<Waiting> {
         self.services.waits(now)
@@ -307,6 +312,16 @@ impl Node {
     /// The membership that it follows, once it has joined.
     pub fn view(&self) -> Option<&View> {
         self.view.as_ref()
+    }
+
+    /// The worker at the other end of a link, if there is one.
+    pub fn worker_at(&self, link: LinkId) -> Option<WorkerId> {
+        self.worker(*self.links.get(&link)?)
+    }
+
+    /// What its services know.
+    pub(super) fn services(&self) -> &Services {
+        &self.services
     }
 
     /// Admits an exchange and hands it to its service; an error is for the caller to send.

@@ -6,7 +6,7 @@
 //! | the dense sum | [`aggregate`] | [`sum`] and [`accumulator`] |
 //! | parameters | [`parameter`] | [`Values`](parameter::Values) |
 //!
-//! `server` joins a job. `archive` writes and reads the files of checkpoints. `services` and `store` are the places that name the services; `command` has what passes between the two columns.
+//! `server` joins a job. `archive` writes and reads the files of checkpoints. `trace` and `recorder` tell what the server does. `services` and `store` are the places that name the services; `command` has what passes between the two columns.
 
 mod aggregate;
 mod budget;
@@ -33,6 +33,7 @@ mod lanes;
 mod life;
 mod orders;
 mod probe;
+mod recorder;
 mod server;
 mod trace;
 

@@ -38,10 +38,15 @@ impl Ordered {
 
     /// Obeys a command, and tells the coordinator what it has come to.
     pub(super) fn obey(&self, number: u64, command: ControlCommand) {
+        self.plane.ordered(number, &command);
         let outcome = match command {
             ControlCommand::Stats => stats(&*self.plane.probe),
             ControlCommand::Log { filter } => log::change(&filter).map(|()| ControlAnswer::Done),
             ControlCommand::Drain => return self.drain(number),
+            ControlCommand::DumpRecorder { directory } => {
+                return self
+                    .apart(number, move |plane| Ok(ControlAnswer::dumped(&plane.flight.dump_by_order(&directory)?)));
+            }
             ControlCommand::Timeline { directory, from, steps } => {
                 let dump_dir = self.dump_dir.clone();
                 return self.apart(number, move |plane| {
@@ -59,10 +64,9 @@ impl Ordered {
             ControlCommand::SetRate { tensor, rate, step } => {
                 self.plane.handle_rate(TensorKey::of(&tensor), step, rate).map(|()| ControlAnswer::RateSet { step })
             }
-            ControlCommand::Save { .. }
-            | ControlCommand::Dump { .. }
-            | ControlCommand::DumpRecorder { .. }
-            | ControlCommand::Unknown { .. } => Err(command.refusal("a server")),
+            ControlCommand::Save { .. } | ControlCommand::Dump { .. } | ControlCommand::Unknown { .. } => {
+                Err(command.refusal("a server"))
+            }
         };
         self.plane.report_commanded(number, outcome);
     }

@@ -3,17 +3,18 @@
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use gradlane_core::metrics::{Instance, ServerMetrics};
-use gradlane_core::runtime::Usage;
+use gradlane_core::metrics::{Instance, OfProcess as _, ServerMetrics};
 use gradlane_core::runtime::exporter::{Shown, Standing, StandingCell};
-use gradlane_core::types::{Cause, WorkerId};
+use gradlane_core::runtime::{Usage, process};
+use gradlane_core::types::{Late, Role, WorkerId};
 
-use crate::node::command::Late;
 use crate::node::life::ServerState;
+use crate::node::recorder::Flight;
 
 /// The metrics and the state of a server, beside its locks: they can be read while every thread of it is stuck.
 pub(crate) struct Probe {
     stats: Arc<ServerMetrics>,
+    flight: Arc<Flight>,
     standing: StandingCell,
     /// Its index, once it has one.
     index: OnceLock<u32>,
@@ -22,9 +23,10 @@ pub(crate) struct Probe {
 }
 
 impl Probe {
-    pub(crate) fn new(stats: &Arc<ServerMetrics>) -> Self {
+    pub(crate) fn new(stats: &Arc<ServerMetrics>, flight: &Arc<Flight>) -> Self {
         Self {
             stats: Arc::clone(stats),
+            flight: Arc::clone(flight),
             standing: StandingCell::default(),
             index: OnceLock::new(),
             usage: Usage::new(),
@@ -34,6 +36,7 @@ impl Probe {
     /// It has joined its job. It has one index for its whole life.
     pub(crate) fn joined(&self, index: u32) {
         let _ = self.index.set(index);
+        self.stats.placed(Role::Server, index, &process::host());
     }
 
     /// It has workers of these ranks, from 0.
@@ -49,9 +52,7 @@ impl Probe {
         if let Some((worker, late)) = last {
             let rank = worker.0 as usize;
             self.stats.last.add(rank, 1);
-            for cause in Cause::ALL {
-                self.stats.late_nanoseconds.add(rank, cause, late[cause as usize]);
-            }
+            self.stats.late_nanoseconds.add_all(rank, late);
         }
     }
 
@@ -83,6 +84,7 @@ impl Shown for Probe {
 
     fn values(&self) -> Option<Instance> {
         self.usage.refresh(&*self.stats);
+        self.flight.count_in(&self.stats.trace_counts());
         self.index.get().map(|index| self.stats.instance(index))
     }
 }

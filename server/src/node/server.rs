@@ -9,7 +9,7 @@ use gradlane_core::config::{Config, verdict_time};
 use gradlane_core::identity::Credentials;
 use gradlane_core::local::SharedBacking;
 use gradlane_core::mem::{Backing, Copies, Pool};
-use gradlane_core::metrics::ServerMetrics;
+use gradlane_core::metrics::{OfProcess as _, ServerMetrics};
 use gradlane_core::runtime::exporter::{Exporter, Exposure};
 use gradlane_core::runtime::timeline::{Clocks, Window};
 use gradlane_core::runtime::{Clock, Membership, MembershipOptions, process};
@@ -26,6 +26,7 @@ use crate::node::data_plane::DataPlane;
 use crate::node::ending::{self, FAREWELL};
 use crate::node::life::ServerState;
 use crate::node::orders::Ordered;
+use crate::node::recorder::{Flight, Recorder};
 use crate::node::trace::{Means, Place};
 
 /// How to start a server.
@@ -114,7 +115,8 @@ impl Server {
         };
         let sum_threads = NonZeroUsize::new(config.sum_threads_or_cores()).unwrap_or(NonZeroUsize::MIN);
         let directory = config.checkpoint_dir.clone();
-        let plane = DataPlane::new(node, sum_threads, pool, clock, directory, handle.as_ref())?;
+        let flight = Arc::new(Flight::new(config, Role::Server, clock, Recorder::new(config.recorder_events)));
+        let plane = DataPlane::new(node, sum_threads, pool, clock, flight, directory, handle.as_ref())?;
         let listener = listen(&options, &plane)?;
         let ServerOptions { config, coordinator, credentials, index } = options.clone();
         let mut member = MemberConfig { requested: index, ..process::member(Role::Server, &config) };
@@ -137,10 +139,12 @@ impl Server {
                 other => follow(&followed, other),
             },
         )?;
+        plane.stats.configured(config.fingerprint());
         plane.attach(listener, membership.reporter());
         let clocks = Clocks { own: clock, job: Some(membership.job_clock().clone()) };
-        plane.trace.equip(Means { bytes_max: config.timeline_bytes_max, clocks });
+        plane.trace.equip(Means { bytes_max: config.timeline_bytes_max, clocks, counts: plane.stats.trace_counts() });
         plane.probe.usage.joined(membership.job_clock().clone());
+        plane.flight.follow_clock(membership.job_clock().clone());
         if let Some(place) = config.timeline {
             let window = Window::by_settings(config.timeline_from_step, config.timeline_steps);
             plane.trace.start(Place { place, window });
@@ -159,6 +163,11 @@ impl Server {
     pub fn show_at(&self, exporter: &Arc<Exporter>) {
         let exposure = exporter.show(Arc::clone(&self.plane.probe) as _);
         *self.exposure.lock().unwrap_or_else(PoisonError::into_inner) = Some(exposure);
+    }
+
+    /// Writes what its flight recorder has into a file, because a signal asks for it. Does not wait for the file.
+    pub fn dump_by_signal(&self) {
+        self.plane.flight.signalled(None);
     }
 
     /// Bytes in and out.
@@ -242,12 +251,17 @@ fn follow(plane: &Arc<DataPlane>, event: MemberEvent) {
         MemberEvent::Joined { index, view } => {
             plane.probe.joined(*index);
             plane.trace.joined(ServerId(*index));
+            plane.flight.joined(*index);
+            plane.formed(view);
             tracing::info!(server = index, epoch = %view.epoch, "joined");
         }
-        // The owner of the server gets it as an error.
-        MemberEvent::Failed(error) => tracing::info!(%error, "the job failed"),
-        MemberEvent::View(_)
-        | MemberEvent::Contact { .. }
+        MemberEvent::View(view) => plane.formed(view),
+        MemberEvent::Failed(error) => {
+            plane.flight.ended(error);
+            // The owner of the server gets it as an error.
+            tracing::info!(%error, "the job failed");
+        }
+        MemberEvent::Contact { .. }
         | MemberEvent::Ended { .. }
         | MemberEvent::Forget { .. }
         | MemberEvent::Left

@@ -220,6 +220,11 @@ impl Services {
         self.sums.pending() + self.parameters.pending() + self.tables.pending()
     }
 
+    /// How many rounds have begun and miss a contribution.
+    pub(super) fn waiting_rounds(&self) -> usize {
+        self.sums.waiting_rounds()
+    }
+
     /// The sums that have waited for a moment.
     pub(super) fn waits(&self, now: Time) -> Vec<Waiting> {
         self.sums.waits(now)

@@ -40,6 +40,12 @@ impl Store {
         Self { values: self.values.with_handle(handle), ..self }
     }
 
+    /// The same, which says for which workers uses of tables wait if `says_waits`.
+    #[must_use]
+    pub fn saying_waits(self, says_waits: bool) -> Self {
+        Self { rows: self.rows.saying_waits(says_waits), ..self }
+    }
+
     /// Carries out a step. Results go to `say`.
     pub fn step(&mut self, work: Work, say: &mut impl FnMut(Event)) {
         match work {

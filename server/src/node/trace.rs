@@ -1,4 +1,5 @@
-//! The timeline of a server: when a sum got its first byte and the last one of each worker, when it was whole, and who has taken it.
+//! The timeline of a server: when a sum got its first byte and the last one of each worker, when it was whole, and who has taken it. [`uses`]
+//! shows what parameters and tables are used for.
 //!
 //! Two rows a part. SUM lasts from the first contribution until all of them are whole; the moments on it are the first and the last byte of
 //! each worker.
@@ -6,14 +7,22 @@
 //!
 //! While nothing is recorded, each place that asks reads one atomic, and no clock.
 
+mod sheet;
+mod uses;
+
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
-use gradlane_core::runtime::timeline::{Clocks, Event, Gate, Group, Of, Owner, Span, Window, Writer};
+use gradlane_core::metrics::TraceCounts;
+use gradlane_core::runtime::timeline::{Clocks, Event, Gate, Owner, Times, Window, Writer};
 use gradlane_core::types::{ExchangeId, PartId, ServerId, Time, WorkerId};
+use gradlane_core::wire::Request;
 use gradlane_core::{Error, Result};
+
+use sheet::{NOWHERE, Sheet};
+use uses::{Use, Uses};
 
 use crate::node::command::{SlotId, Step};
 
@@ -38,6 +47,7 @@ pub(crate) struct Place {
 pub(crate) struct Means {
     pub(crate) bytes_max: u64,
     pub(crate) clocks: Clocks,
+    pub(crate) counts: TraceCounts,
 }
 
 #[derive(Debug, Default)]
@@ -99,6 +109,7 @@ impl Trace {
         if let Some(mut recorder) = recorder {
             let open: Vec<SlotId> = recorder.courses.keys().copied().collect();
             open.into_iter().for_each(|slot| recorder.end(now.signed_ns(), slot));
+            recorder.uses.end(now.signed_ns(), &mut recorder.sheet);
         }
     }
 
@@ -117,19 +128,45 @@ impl Trace {
         self.record(|recorder| recorder.received(now.signed_ns(), slot, worker));
     }
 
-    /// The sum has been taken on this exchange.
+    /// A header came. `worker` finds whose it is, if it is of a worker.
+    pub(crate) fn opened(
+        &self,
+        now: Time,
+        exchange: ExchangeId,
+        request: &Request,
+        worker: impl FnOnce() -> Option<WorkerId>,
+    ) {
+        if let Some(of) = Use::of(request, worker) {
+            self.record(|recorder| recorder.opened(now.signed_ns(), exchange, of));
+        }
+    }
+
+    /// The answer on this exchange begins: the value of a parameter, or rows of a table.
+    pub(crate) fn answered(&self, now: Time, exchange: ExchangeId) {
+        self.record(|Recorder { uses, sheet, .. }| uses.answered(now.signed_ns(), exchange, sheet));
+    }
+
+    /// The sum, or the answer of a use, has been taken on this exchange.
     pub(crate) fn taken(&self, now: Time, exchange: ExchangeId) {
-        self.record(|recorder| recorder.taken(now.signed_ns(), exchange));
+        self.record(|recorder| {
+            recorder.taken(now.signed_ns(), exchange);
+            recorder.uses.ended(now.signed_ns(), exchange, "taken", &mut recorder.sheet);
+        });
+    }
+
+    /// This exchange was refused, or broke off.
+    pub(crate) fn failed(&self, now: Time, exchange: ExchangeId, outcome: &'static str) {
+        self.record(|Recorder { uses, sheet, .. }| uses.ended(now.signed_ns(), exchange, outcome, sheet));
     }
 
     fn record(&self, event: impl FnOnce(&mut Recorder)) {
         let mut state = self.state();
         let Some(recorder) = &mut state.recorder else { return };
         event(recorder);
-        if recorder.gate.is_over() && recorder.courses.is_empty() {
+        if recorder.gate.is_over() && recorder.courses.is_empty() && recorder.uses.is_empty() {
             self.is_on.store(false, Ordering::Relaxed);
             if let Some(recorder) = state.recorder.take() {
-                recorder.writer.end_apart();
+                recorder.sheet.into_writer().end_apart();
             }
         }
     }
@@ -154,12 +191,13 @@ impl Trace {
 
 #[derive(Debug)]
 struct Recorder {
-    writer: Writer,
+    sheet: Sheet,
     gate: Gate,
     rows: BTreeMap<PartId, Rows>,
     courses: BTreeMap<SlotId, Course>,
     /// Who takes which sum on an exchange.
     exchanges: BTreeMap<ExchangeId, (SlotId, WorkerId)>,
+    uses: Uses,
 }
 
 /// The rows of a part, and when their last spans end, because spans of a row must not overlap.
@@ -192,14 +230,15 @@ impl Recorder {
     fn open(index: ServerId, Place { place, window }: &Place, means: &Means) -> Result<Self> {
         let owner = Owner::Server(index);
         let path = owner.path(place);
-        let writer = Writer::open(&path, owner, means.bytes_max, means.clocks.clone())?;
+        let writer = Writer::open(&path, owner, means.bytes_max, means.clocks.clone(), means.counts.clone())?;
         tracing::info!(path = %path.display(), "recording a timeline");
         Ok(Self {
-            writer,
+            sheet: Sheet::new(writer),
             gate: Gate::new(*window),
             rows: BTreeMap::new(),
             courses: BTreeMap::new(),
             exchanges: BTreeMap::new(),
+            uses: Uses::default(),
         })
     }
 
@@ -211,6 +250,9 @@ impl Recorder {
             if self.gate.begins(slot.round) {
                 self.courses.insert(slot, Course { bytes: spec.bytes, ..Course::default() });
             }
+        }
+        if let Step::AnswerResidual { exchange, .. } = step {
+            self.uses.answered(now, *exchange, &mut self.sheet);
         }
         let Some(course) = self.courses.get_mut(&slot) else { return };
         match step {
@@ -238,6 +280,13 @@ impl Recorder {
             | Step::TakeGift { .. }
             | Step::DropGift
             | Step::AnswerResidual { .. } => {}
+        }
+    }
+
+    /// Uses have no rounds by which steps are counted, so those are recorded that begin in the same time as the sums.
+    fn opened(&mut self, now: i64, exchange: ExchangeId, of: Use) {
+        if self.gate.records() {
+            self.uses.opened(now, exchange, of);
         }
     }
 
@@ -280,45 +329,57 @@ impl Recorder {
         let rows = self.rows(slot.part);
         let Some(course) = self.courses.get(&slot) else { return };
         // A sum of nobody's bytes, as of a barrier, took no time.
-        let start_ns = course.began_ns.unwrap_or(now).max(rows.summed_ns);
-        let of = of(slot, course.bytes, course.whole.clone(), outcome);
-        self.write(rows.sums, "SUM", start_ns, now, of);
-        self.rows.insert(slot.part, Rows { summed_ns: now, ..rows });
+        let times = Times { start_ns: course.began_ns.unwrap_or(now).max(rows.summed_ns), end_ns: now };
+        let (round, bytes, workers) = (slot.round, course.bytes, course.whole.clone());
+        self.sheet.send(Event::Sum {
+            row: rows.sums,
+            name: "SUM",
+            times,
+            round,
+            bytes,
+            workers,
+            is_residual: false,
+            outcome,
+        });
+        self.rows.entry(slot.part).and_modify(|rows| rows.summed_ns = now);
     }
 
     fn write_send(&mut self, now: i64, slot: SlotId, outcome: &'static str) {
         let rows = self.rows(slot.part);
         let Some(course) = self.courses.get_mut(&slot) else { return };
-        let start_ns = course.flows_ns.unwrap_or(now).max(rows.sent_ns);
-        let of = of(slot, course.bytes, std::mem::take(&mut course.taken), outcome);
-        self.write(rows.sends, "SEND", start_ns, now, of);
-        self.rows.insert(slot.part, Rows { sent_ns: now, ..rows });
-    }
-
-    fn write(&self, row: u64, name: &'static str, start_ns: i64, end_ns: i64, of: Of) {
-        let (group, name) = (Group::Parts, name.into());
-        self.writer.send(Event::Span(Span { group, row, name, start_ns, end_ns, of: Some(of) }));
+        let times = Times { start_ns: course.flows_ns.unwrap_or(now).max(rows.sent_ns), end_ns: now };
+        let (round, bytes, workers) = (slot.round, course.bytes, std::mem::take(&mut course.taken));
+        self.sheet.send(Event::Sum {
+            row: rows.sends,
+            name: "SEND",
+            times,
+            round,
+            bytes,
+            workers,
+            is_residual: false,
+            outcome,
+        });
+        self.rows.entry(slot.part).and_modify(|rows| rows.sent_ns = now);
     }
 
     fn moment(&self, row: u64, name: &'static str, at_ns: i64, slot: SlotId, worker: WorkerId) {
-        let SlotId { part, round } = slot;
-        self.writer.send(Event::Moment { row, name, at_ns, part, round, worker });
+        self.sheet.send(Event::Moment { row, name, at_ns, round: slot.round, worker });
     }
 
     /// The rows of a part, which get their names at its first sum.
     fn rows(&mut self, part: PartId) -> Rows {
-        let sums = 2 * self.rows.len() as u64 + 1;
-        let writer = &self.writer;
-        *self.rows.entry(part).or_insert_with(|| {
-            writer.send(Event::SumRow { row: sums, part, what: "" });
-            writer.send(Event::SumRow { row: sums + 1, part, what: " to workers" });
-            Rows { sums, summed_ns: i64::MIN, sends: sums + 1, sent_ns: i64::MIN }
-        })
+        if let Some(rows) = self.rows.get(&part) {
+            return *rows;
+        }
+        let added =
+            self.sheet.add_row(part, "").and_then(|sums| Some((sums, self.sheet.add_row(part, " to workers")?)));
+        let (sums, sends) = added.unwrap_or((NOWHERE, NOWHERE));
+        let rows = Rows { sums, summed_ns: i64::MIN, sends, sent_ns: i64::MIN };
+        if added.is_some() {
+            self.rows.insert(part, rows);
+        }
+        rows
     }
-}
-
-fn of(slot: SlotId, bytes: u64, workers: Vec<WorkerId>, outcome: &'static str) -> Of {
-    Of::Sum { part: slot.part, round: slot.round, bytes, workers, outcome }
 }
 
 #[cfg(test)]

@@ -11,8 +11,9 @@ use std::fmt::Write as _;
 use gradlane_core::types::printable;
 use serde::Serialize;
 
+use super::alike::{self, Processes};
 use super::times::Times;
-use super::{Rank, Report, page};
+use super::{Rank, Report, Setup, page};
 use crate::look::words::bytes;
 
 /// What is different in the second report.
@@ -29,7 +30,7 @@ pub(crate) struct Comparison {
 }
 
 /// Two texts that differ.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
 pub(crate) struct Fact {
     pub(crate) what: String,
     /// Empty if the first report has no such thing.
@@ -87,23 +88,51 @@ pub(crate) fn compare(a: &Report, b: &Report) -> Comparison {
     Comparison { facts: facts(a, b), differences, noise, doubt }
 }
 
+/// Settings and versions that differ, each with the processes that are in both reports and have this difference.
+fn setups(a: &Report, b: &Report, facts: &mut Vec<Fact>) {
+    let (before, after) = (alike::setups(a), alike::setups(b));
+    let both: Vec<_> = before.iter().filter_map(|(process, a)| Some((*process, *a, *after.get(process)?))).collect();
+    let all: Processes<'_> = both.iter().map(|(process, ..)| *process).collect();
+    let changes = both.iter().flat_map(|(process, a, b)| changes(a, b).into_iter().map(|change| (change, *process)));
+    let mut found = Vec::new();
+    for (some, changes) in alike::by_processes(changes) {
+        let of = if some == all { String::new() } else { format!(" of {}", alike::who(&some, &all)) };
+        let named = |(order, Fact { what, a, b }): (Order, Fact)| (order, Fact { what: what + &of, a, b });
+        found.extend(changes.into_iter().map(named));
+    }
+    found.sort_by_key(|(order, _)| *order);
+    facts.extend(found.into_iter().map(|(_, fact)| fact));
+}
+
+/// In which order facts are told.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Order {
+    Setting,
+    Version,
+}
+
+/// What differs between two setups of a process.
+fn changes(a: &Setup, b: &Setup) -> Vec<(Order, Fact)> {
+    let mut found = Vec::new();
+    for name in a.settings.keys().chain(b.settings.keys()).collect::<BTreeSet<_>>() {
+        let value = |setup: &Setup| setup.settings.get(name).map_or("default".to_owned(), |it| it.value.clone());
+        if value(a) != value(b) {
+            found.push((Order::Setting, Fact { what: format!("setting {name}"), a: value(a), b: value(b) }));
+        }
+    }
+    for name in a.versions.keys().chain(b.versions.keys()).collect::<BTreeSet<_>>() {
+        let version = |setup: &Setup| setup.versions.get(name).cloned().unwrap_or_default();
+        if version(a) != version(b) {
+            found.push((Order::Version, Fact { what: name.clone(), a: version(a), b: version(b) }));
+        }
+    }
+    found
+}
+
 /// What differs that was not measured. Settings come first, because somebody has changed them.
 fn facts(a: &Report, b: &Report) -> Vec<Fact> {
     let mut facts = Vec::new();
-    let names: BTreeSet<&String> = a.settings.keys().chain(b.settings.keys()).collect();
-    for name in names {
-        let value = |report: &Report| {
-            report
-                .settings
-                .get(name)
-                .map_or("default".to_owned(), |setting| format!("{} ({})", setting.value, setting.origin))
-        };
-        let plain = |report: &Report| report.settings.get(name).map(|setting| setting.value.clone());
-        if plain(a) != plain(b) {
-            facts.push(Fact { what: format!("setting {name}"), a: value(a), b: value(b) });
-        }
-    }
-    let (va, vb) = (&a.versions, &b.versions);
+    setups(a, b, &mut facts);
     let workers = |report: &Report| report.ranks.len().to_string();
     let servers = |report: &Report| report.servers.len().to_string();
     let of_losses = |report: &Report| report.losses.join("; ");
@@ -112,11 +141,6 @@ fn facts(a: &Report, b: &Report) -> Vec<Fact> {
         None => report.end.how.clone(),
     };
     for (what, a, b) in [
-        ("version of gradlane", va.gradlane.clone(), vb.gradlane.clone()),
-        ("version of the protocol", va.protocol.to_string(), vb.protocol.to_string()),
-        ("kernel of the coordinator", va.kernel.clone(), vb.kernel.clone()),
-        ("processor of the coordinator", va.cpu.clone(), vb.cpu.clone()),
-        ("processors of the coordinator", va.cpus.to_string(), vb.cpus.to_string()),
         ("job", a.job.clone(), b.job.clone()),
         ("workers", workers(a), workers(b)),
         ("servers", servers(a), servers(b)),
@@ -160,6 +184,7 @@ fn measured(a: &Report, b: &Report) -> Vec<Difference> {
     let number = |number: Option<u64>| number.map(|number| number as f64);
     add("a step".to_owned(), TIME, number(steps_a), number(steps_b));
     add("time that workers wait".to_owned(), SHARE, a.exposed, b.exposed);
+    add("time that trainings wait for data".to_owned(), SHARE, a.data, b.data);
     let each = |report: &Report, of: &dyn Fn(&Rank) -> Option<u64>| {
         let sum = report.ranks.iter().filter_map(of).fold(0_u64, u64::saturating_add);
         sum.checked_div(report.steps).map(|each| each as f64)

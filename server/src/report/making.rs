@@ -4,14 +4,12 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use gradlane_core::config::Config;
 use gradlane_core::metrics::{Histogram, Instance, Value};
 use gradlane_core::types::{Cause, Member as Process, Phase, Role, Round, TensorKey, Time, printable, whole_ns};
-use gradlane_core::wire;
 use gradlane_core::wire::frame::{MemberStatus, Status};
 
 use super::times::Times;
-use super::{End, FORM, LOSSES_MAX, Member, Rank, Report, SCHEMA, Server, Setting, Versions, utc};
+use super::{End, FORM, LOSSES_MAX, Member, Rank, Report, SCHEMA, Server, Setup, utc};
 use crate::look::{Look, RankLine, Reading, words};
 
 /// What the coordinator knows of a job that has ended.
@@ -22,6 +20,8 @@ pub(crate) struct Known<'a> {
     pub(crate) told: &'a BTreeMap<(Role, u32), Told>,
     /// The members that were given up, and why.
     pub(crate) losses: &'a [String],
+    /// The processes that failed after they had left the job in order.
+    pub(crate) failures: &'a [String],
     /// When the job formed. `None` if it never did.
     pub(crate) formed: Option<Time>,
     /// When the coordinator began to wait for the members.
@@ -32,8 +32,10 @@ pub(crate) struct Known<'a> {
     pub(crate) origin_unix_ns: u64,
     /// Whether another coordinator led the job before.
     pub(crate) is_resumed: bool,
-    pub(crate) settings: &'a BTreeMap<String, Setting>,
-    pub(crate) versions: &'a Versions,
+    /// Of the process of the coordinator.
+    pub(crate) setup: &'a Setup,
+    /// What each member runs and its settings, as far as it told them.
+    pub(crate) setups: &'a BTreeMap<(Role, u32), Setup>,
 }
 
 /// What a member told.
@@ -68,41 +70,20 @@ impl Report {
             began_unix_ns,
             duration_ns: whole_ns(duration),
             whole: !is_resumed || formed.is_some(),
-            end: end(&view.phase),
+            end: end(&view.phase, known.failures),
             verdict: look.verdict.to_string(),
             steps: steps(told),
-            exposed: look.exposed,
+            exposed: look.time_use.map(|time_use| time_use.exposed),
+            data: look.time_use.and_then(|time_use| time_use.data),
             push_pull: Times::of(of_role(Role::Worker).filter_map(|of| of.histogram("push_pull_duration_nanoseconds"))),
             round: Times::of(of_role(Role::Server).filter_map(|of| of.histogram("round_duration_nanoseconds"))),
             ranks: look.ranks.iter().map(|line| rank(line, told, &mut late)).collect(),
             servers: look.hosts.iter().map(|line| server((line.index, &line.host), line.lanes, known)).collect(),
             losses: losses.iter().take(LOSSES_MAX).map(|loss| printable(loss)).collect(),
             silent: silent.map(|member| format!("{} {}", member.role, member.index)).collect(),
-            versions: known.versions.clone(),
-            settings: known.settings.clone(),
+            setup: known.setup.clone(),
             members,
         }
-    }
-}
-
-/// The settings that are not the default. Secrets are masked. Left out is where the report goes, which its reader knows.
-pub(crate) fn settings(config: &Config) -> BTreeMap<String, Setting> {
-    let rows = config.rows().filter(|(_, [name, ..])| name != "report" && config.origins.contains_key(name.as_str()));
-    rows.map(|(_, [name, value, origin, _])| (name, Setting { value: printable(&value), origin: printable(&origin) }))
-        .collect()
-}
-
-/// What this host runs.
-pub(crate) fn versions() -> Versions {
-    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
-    let cpus = read("/proc/cpuinfo");
-    let model = cpus.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
-    Versions {
-        gradlane: env!("CARGO_PKG_VERSION").to_owned(),
-        protocol: wire::VERSION.into(),
-        kernel: printable(read("/proc/sys/kernel/osrelease").trim()),
-        cpu: printable(model.map_or("", |(_, model)| model.trim())),
-        cpus: std::thread::available_parallelism().map_or(0, |cpus| cpus.get() as u64),
     }
 }
 
@@ -155,7 +136,11 @@ fn steps(told: &BTreeMap<(Role, u32), Told>) -> u64 {
     told.values().filter_map(|told| told.last.number("rounds")).max().unwrap_or_default()
 }
 
-fn end(phase: &Phase) -> End {
+/// A job whose workers leave in order has ended for its coordinator, although each of them may fail then.
+fn end(phase: &Phase, failures: &[String]) -> End {
+    if let (Phase::Ended, false) = (phase, failures.is_empty()) {
+        return End { how: "failed".to_owned(), reason: Some(printable(&failures.join("; "))) };
+    }
     let (how, reason) = match phase {
         Phase::Forming | Phase::Running | Phase::Ended => ("ended", None),
         Phase::Aborted(cause) => ("failed", Some(cause)),
@@ -168,10 +153,12 @@ fn end(phase: &Phase) -> End {
 /// For how long ranks were missing alone, by rank and cause.
 type Late = BTreeMap<String, BTreeMap<String, u64>>;
 
-/// Adds up what the servers counted.
+/// Adds up what the servers and the leaders of machines counted.
 fn late(told: &BTreeMap<(Role, u32), Told>) -> Late {
     let mut late = Late::new();
-    for (labels, nanoseconds) in told.values().flat_map(|server| server.last.family("late_nanoseconds")) {
+    let families = ["late_nanoseconds", "machine_late_nanoseconds"];
+    for (labels, nanoseconds) in told.values().flat_map(|of| families.into_iter().flat_map(|name| of.last.family(name)))
+    {
         if let [rank, cause] = labels
             && cause != Cause::Sum.name()
             && nanoseconds > 0
@@ -193,7 +180,7 @@ fn rank(line: &RankLine, told: &BTreeMap<(Role, u32), Told>, late: &mut Late) ->
         pull_bytes: number("pull_bytes"),
         late_ns: late.remove(&line.rank.to_string()).unwrap_or_default(),
         late_in_step_ns: line.late.map(whole_ns),
-        limit: line.limit.map(|limit| limit.name().to_owned()),
+        limit: line.limit_word(),
         rtt_ns: line.rtt.map(whole_ns),
         loss: line.loss,
     }
@@ -226,6 +213,7 @@ fn member((member, status): (&Process, &MemberStatus), known: &Known<'_>) -> Mem
         host: printable(&member.process.host),
         pid: member.process.pid,
         health: words::health(status.health).to_owned(),
+        setup: known.setups.get(&(member.process.role, member.index)).cloned(),
         told_before_end_ns: told.map(|told| whole_ns(known.now.since(told.at))),
         metrics: told.map(|told| told.last.pairs().into_iter().collect()).unwrap_or_default(),
     }

@@ -7,9 +7,11 @@
 //! | `times` | the mean and the quantiles of a histogram |
 //! | `page` | a report as a page of text |
 //! | `files` | the directory of the setting `report`, and reading |
+//! | `alike` | which processes have something in common, in words |
 //! | `compare` | what two reports have different |
 //! | `utc` | a date |
 
+mod alike;
 pub(crate) mod compare;
 pub(crate) mod files;
 pub(crate) mod making;
@@ -22,7 +24,7 @@ pub(crate) mod tests;
 
 use std::collections::BTreeMap;
 
-use gradlane_core::types::printable;
+use gradlane_core::types::{self, GivenSetting, printable};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -54,6 +56,8 @@ pub(crate) struct Report {
     pub(crate) steps: u64,
     /// The share of the time in which workers waited for handles, on average.
     pub(crate) exposed: Option<f64>,
+    /// The share of the time in which trainings waited for their data, on average; `None` if no script told of such a wait.
+    pub(crate) data: Option<f64>,
     /// The time of an operation, of all workers.
     pub(crate) push_pull: Times,
     /// The time of a round of a part, from its first byte to its sum, of all servers.
@@ -64,10 +68,8 @@ pub(crate) struct Report {
     pub(crate) losses: Vec<String>,
     /// The members that told no metrics.
     pub(crate) silent: Vec<String>,
-    /// Of the host of the coordinator.
-    pub(crate) versions: Versions,
-    /// The settings of the coordinator that are not the default.
-    pub(crate) settings: BTreeMap<String, Setting>,
+    /// Of the process of the coordinator.
+    pub(crate) setup: Setup,
     pub(crate) members: Vec<Member>,
 }
 
@@ -120,16 +122,12 @@ pub(crate) struct Server {
     pub(crate) placed_bytes: u64,
 }
 
-/// What the host of the coordinator runs.
+/// What a process runs, and its settings that somebody gave.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
-pub(crate) struct Versions {
-    pub(crate) gradlane: String,
-    /// Of the headers between processes.
-    pub(crate) protocol: u64,
-    /// Empty if the system does not say.
-    pub(crate) kernel: String,
-    pub(crate) cpu: String,
-    pub(crate) cpus: u64,
+pub(crate) struct Setup {
+    /// Of software, and the models of hardware, by name.
+    pub(crate) versions: BTreeMap<String, String>,
+    pub(crate) settings: BTreeMap<String, Setting>,
 }
 
 /// The value of a setting, and where it came from.
@@ -150,8 +148,25 @@ pub(crate) struct Member {
     pub(crate) health: String,
     /// How long before the end it told its metrics; `None` if it told none.
     pub(crate) told_before_end_ns: Option<u64>,
+    /// `None` if it told none.
+    pub(crate) setup: Option<Setup>,
     /// Under the names by which metrics travel, such as `late_nanoseconds{3,submit}`.
     pub(crate) metrics: BTreeMap<String, u64>,
+}
+
+impl Setup {
+    /// The setup that a process tells.
+    pub(crate) fn of(told: &types::Setup) -> Self {
+        let shown = |[name, text]: [&String; 2]| (printable(name), printable(text));
+        let setting = |GivenSetting { name, value, origin }: &GivenSetting| {
+            let (name, value) = shown([name, value]);
+            (name, Setting { value, origin: printable(origin) })
+        };
+        Self {
+            versions: told.versions.iter().map(|(name, version)| shown([name, version])).collect(),
+            settings: told.settings.iter().map(setting).collect(),
+        }
+    }
 }
 
 impl Report {
@@ -167,7 +182,7 @@ impl Report {
         if value.get("form").and_then(Value::as_str) != Some(FORM) {
             return Err("is no report: it does not say so".to_owned());
         }
-        let version = value.pointer("/versions/gradlane").and_then(Value::as_str).unwrap_or("that wrote it");
+        let version = value.pointer("/setup/versions/gradlane").and_then(Value::as_str).unwrap_or("that wrote it");
         match value.get("schema").and_then(Value::as_u64) {
             Some(SCHEMA) => serde_json::from_value(value).map_err(|error| format!("is no whole report: {error}")),
             Some(schema) => {
@@ -192,7 +207,7 @@ impl Report {
 /// What a report says that it is.
 pub(crate) const FORM: &str = "gradlane report";
 /// The version of its fields. A reader of another one refuses it.
-pub(crate) const SCHEMA: u64 = 1;
+pub(crate) const SCHEMA: u64 = 2;
 /// Characters of a version that a file names.
 const VERSION_CHARS_MAX: usize = 40;
 /// A job that loses many members does so for one reason, mostly.

@@ -1,10 +1,12 @@
 //! A report as a page of text for people: the verdict first, then what happened, then who.
 
 use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use super::{Member, Rank, Report, Server};
+use super::alike::{self, Process, Processes};
+use super::{Member, Rank, Report, Server, Setting, Setup};
 use crate::look::words::{bytes, millis, percent, seconds};
 
 impl Report {
@@ -40,7 +42,8 @@ impl Report {
         }
         let step = self.step_ns().map_or(String::new(), |step| format!(", {} each", time(step)));
         let exposed = self.exposed.map_or(String::new(), |share| format!("; workers waited {} of it", percent(share)));
-        let _ = writeln!(text, "{} steps{step}{exposed}", self.steps);
+        let data = self.data.map_or(String::new(), |share| format!(", and {} for data", percent(share)));
+        let _ = writeln!(text, "{} steps{step}{exposed}{data}", self.steps);
         for (name, what, times) in
             [("push_pull", "operations", &self.push_pull), ("round", "sums of parts", &self.round)]
         {
@@ -59,20 +62,26 @@ impl Report {
             let _ = writeln!(text, "{}", line_of_server(server));
         }
         more(&mut text, servers.len(), "more servers");
-        let versions = &self.versions;
-        let _ = writeln!(
-            text,
-            "coordinator: gradlane {}, protocol {}, Linux {}, {} x {}",
-            versions.gradlane, versions.protocol, versions.kernel, versions.cpus, versions.cpu
-        );
-        let settings = self.settings.iter().map(|(name, it)| format!("{name}={} ({})", it.value, it.origin));
-        let settings = settings.collect::<Vec<_>>().join(", ");
-        let _ = writeln!(
-            text,
-            "its settings that are not the default: {}",
-            if settings.is_empty() { "none" } else { &settings }
-        );
+        self.add_setups(&mut text);
         text
+    }
+
+    /// Adds what processes run and their settings: a line for each group of processes, of what they alone have in common.
+    fn add_setups(&self, text: &mut String) {
+        let setups = alike::setups(self);
+        let all: Processes<'_> = setups.keys().copied().collect();
+        let said = alike::by_processes(setups.iter().flat_map(|(of, setup)| said(setup).map(|said| (said, *of))));
+        let origins = origins(&setups);
+        for (some, said) in said.iter().take(SETUPS_MAX) {
+            let said = said.iter().map(|(_, said)| match origins.get(said) {
+                Some(origins) => format!("{said} ({})", origins.iter().copied().collect::<Vec<_>>().join(", ")),
+                None => said.clone(),
+            });
+            let _ = writeln!(text, "{}: {}", alike::who(some, &all), said.collect::<Vec<_>>().join(", "));
+        }
+        if let Some(more) = said.len().checked_sub(SETUPS_MAX).filter(|more| *more > 0) {
+            let _ = writeln!(text, "and {more} more groups of processes with other versions or settings");
+        }
     }
 
     /// The hosts of the members, each once.
@@ -116,6 +125,25 @@ fn line_of_server(server: &Server) -> String {
     format!("server {index} on {host}: {sums} sums, got {}, sent {}{lanes}", bytes(*received), bytes(*sent))
 }
 
+/// What a process runs, and behind that its settings.
+fn said(setup: &Setup) -> impl Iterator<Item = (bool, String)> {
+    let versions = setup.versions.iter().map(|(name, version)| (false, format!("{name} {version}")));
+    versions.chain(setup.settings.iter().map(|(name, setting)| (true, with_value(name, setting))))
+}
+
+/// From where processes have their settings. A launcher passes its own arguments on as variables, which is no difference between them.
+fn origins<'a>(setups: &BTreeMap<Process<'_>, &'a Setup>) -> BTreeMap<String, BTreeSet<&'a str>> {
+    let mut origins: BTreeMap<String, BTreeSet<&str>> = BTreeMap::new();
+    for (name, setting) in setups.values().flat_map(|setup| &setup.settings) {
+        origins.entry(with_value(name, setting)).or_default().insert(&setting.origin);
+    }
+    origins
+}
+
+fn with_value(name: &str, setting: &Setting) -> String {
+    format!("{name}={}", setting.value)
+}
+
 fn more(text: &mut String, count: usize, what: &str) {
     if let Some(more) = count.checked_sub(LINES_MAX).filter(|more| *more > 0) {
         let _ = writeln!(text, "and {more} {what}");
@@ -136,3 +164,5 @@ fn span(nanoseconds: u64) -> String {
 const OLD_NS: u64 = 500_000_000;
 /// Members of a kind that have lines of their own.
 const LINES_MAX: usize = 4;
+/// Lines for groups of processes that have versions or settings in common.
+const SETUPS_MAX: usize = 8;

@@ -4,17 +4,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gradlane_core::Error;
-use gradlane_core::config::Config;
 use gradlane_core::metrics::{Instance, ServerMetrics, Value, WorkerMetrics};
 use gradlane_core::types::{
-    Cause, Epoch, Incarnation, Member, NodeId, Phase, Process, Role, Round, Time, View, whole_ns,
+    self, Cause, Epoch, Incarnation, Member, NodeId, Phase, Process, Role, Round, Time, View, whole_ns,
 };
 use gradlane_core::wire::frame::{Health, MemberStatus, Progress, Status};
 
-use super::compare::{Comparison, Scale, Unit, compare};
+use super::compare::compare;
 use super::files::{Directory, read};
-use super::making::{Known, Told, settings};
-use super::{Report, Setting, Versions};
+use super::making::{Known, Told};
+use super::{Report, Setting, Setup};
+
+mod comparing;
 
 #[test]
 fn a_report_says_who_held_the_job_up_and_has_every_number() {
@@ -89,8 +90,8 @@ round: 100 sums of parts, mean 2.0 ms, p50 about 2.0 ms, p99 about 4.0 ms
 rank 1 on n1: late 40.0 ms a step (submit 100 %), waited 25 %, sent 4 KiB, got 4 KiB; told 1.0 s before the end
 rank 0 on n0: waited 25 %, sent 4 KiB, got 4 KiB; told 1.0 s before the end
 server 0 on n0: 100 sums, got 8 KiB, sent 8 KiB, lanes busy 50 %
-coordinator: gradlane 0.1.0, protocol 26, Linux 6.1, 2 x Fast
-its settings that are not the default: credit_bytes=8 MiB (argument), role=coordinator (argument)
+all: gradlane 0.1.0, kernel 6.1, credit_bytes=8 MiB (argument)
+workers: torch 2.13
 ",
         Error::Cancelled
     );
@@ -109,7 +110,7 @@ fn a_page_of_a_large_job_counts_what_it_leaves_out() {
 fn members_that_told_nothing_are_named() {
     let job = Job { silent: vec![(Role::Worker, 1), (Role::Server, 0)], ..Job::default() };
     let report = job.report();
-    assert_eq!((report.verdict.as_str(), report.steps), ("no sum ended on a server", 100));
+    assert_eq!((report.verdict.as_str(), report.steps), ("no sum of several workers ended", 100));
     let page = report.page();
     assert!(page.contains("\n1 of 3 members told their metrics; not worker 1, server 0\n"), "{page}");
     assert!(page.contains("rank 1 on n1: told nothing\n") && page.contains("server 0 on n0: told nothing\n"), "{page}");
@@ -128,29 +129,41 @@ fn a_job_that_never_formed_has_a_report() {
 }
 
 #[test]
+fn a_job_failed_if_processes_fail_after_they_have_left() {
+    let failures = vec!["worker 0 exited with code 3".to_owned(), "worker 1 exited with code 3".to_owned()];
+    let left = Job { failures, ..Job::default() };
+    let end = left.report().end;
+    assert_eq!((end.how.as_str(), end.reason.unwrap().as_str()), ("failed", &*left.failures.join("; ")));
+    let again = Job { ended: Phase::FormsAgain, ..left };
+    assert_eq!(again.report().end.how, "forms again", "it goes on without them");
+}
+
+#[test]
 fn a_coordinator_that_took_over_says_that_times_are_not_whole() {
     let report = Job { formed: None, is_resumed: true, ..Job::default() }.report();
     assert!(!report.whole && report.page().contains("another coordinator led the job before"), "{}", report.page());
 }
 
 #[test]
-fn only_settings_that_somebody_gave_are_kept_and_no_secret() {
-    let arguments =
-        [("role", "coordinator"), ("credit_bytes", "8MiB"), ("secret", "0123456789abcdef"), ("report", "d")];
-    let arguments = arguments.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
-    let (config, _) = Config::load(&arguments, [], None).unwrap();
-    let settings = settings(&config);
-    assert_eq!(settings.keys().collect::<Vec<_>>(), ["credit_bytes", "role", "secret"]);
-    assert_eq!(
-        (settings["credit_bytes"].value.as_str(), settings["credit_bytes"].origin.as_str()),
-        ("8 MiB", "argument")
-    );
-    assert_eq!(settings["secret"].value, "****");
+fn a_page_names_the_processes_that_differ_from_the_others() {
+    let report = Job { workers: 4, torch: vec!["2.13", "2.12", "2.13"], ..Job::default() }.report();
+    assert_eq!(report.members[1].setup.as_ref().unwrap().versions["torch"], "2.12");
+    let page = report.page();
+    assert!(page.ends_with("\nworkers 0, 2, 3: torch 2.13\nworker 1: torch 2.12\n"), "{page}");
+
+    let told_nothing = Job { silent: vec![(Role::Worker, 1)], ..Job::default() }.report();
+    assert_eq!(told_nothing.members[1].setup, None);
+    assert!(told_nothing.page().ends_with("\nworker 0: torch 2.13\n"), "{}", told_nothing.page());
+
+    let torch: Vec<&str> = (0..60).map(|rank| &"2.00112233445566778899"[..4 + rank % 15]).collect();
+    let page = Job { workers: 60, torch, ..Job::default() }.report().page();
+    assert!(page.ends_with("\nand 8 more groups of processes with other versions or settings\n"), "{page}");
 }
 
 #[test]
 fn names_cannot_steer_the_terminal() {
-    let report = Job { host: "n\x1b[2J\n".to_owned(), losses: vec!["a\x07".to_owned()], ..Job::default() }.report();
+    let job = Job { host: "n\x1b[2J\n".to_owned(), losses: vec!["a\x07".to_owned()], ..Job::default() };
+    let report = Job { torch: vec!["2\x1b[2J\n", "2\x07"], ..job }.report();
     let page = report.page();
     assert!(page.chars().all(|char| char == '\n' || !char.is_control()), "{page:?}");
     assert_eq!(page.lines().filter(|line| line.starts_with("rank ")).count(), 2, "{page}");
@@ -161,11 +174,11 @@ fn a_foreign_report_cannot_steer_the_terminal() {
     let a = Job::default().report();
     let mut b = a.clone();
     b.verdict = "\x1b[2J".to_owned();
-    b.settings.insert("a\x07".to_owned(), Setting { value: "b\n".to_owned(), origin: "c\r".to_owned() });
+    b.setup.settings.insert("a\x07".to_owned(), Setting { value: "b\n".to_owned(), origin: "c\r".to_owned() });
     let text = compare(&a, &Report::parse(&b.to_json()).unwrap()).text();
-    assert!(text.contains("setting a\\u{7}: default -> b\\n (c\\r)\n"), "{text}");
+    assert!(text.contains("setting a\\u{7} of the coordinator: default -> b\\n\n"), "{text}");
     assert!(text.chars().all(|char| char == '\n' || !char.is_control()), "{text:?}");
-    let newer = Report { schema: 2, versions: Versions { gradlane: "9\n".repeat(100), ..a.versions.clone() }, ..a };
+    let newer = Report { schema: 3, setup: running(&[("gradlane", &"9\n".repeat(100))]), ..a };
     let error = Report::parse(&newer.to_json()).unwrap_err();
     assert!(error.len() < 120 && !error.contains('\n'), "{error}");
 }
@@ -180,7 +193,7 @@ fn what_is_no_report_is_refused_with_the_reason() {
         ("no".to_owned(), "is no report"),
         ("[]".to_owned(), "is no report: it does not say so"),
         ("{\"form\": \"gradlane report\"}".to_owned(), "names no schema"),
-        (good.replace("\"schema\": 1", "\"schema\": 2"), "has schema 2, and this is 1; compare it with Gradlane 0.1.0"),
+        (good.replace("\"schema\": 2", "\"schema\": 3"), "has schema 3, and this is 2; compare it with Gradlane 0.1.0"),
         (good.replace("\"steps\": 100", "\"steps\": -1"), "is no whole report"),
     ] {
         let error = Report::parse(&text).unwrap_err();
@@ -227,109 +240,6 @@ fn a_directory_that_cannot_be_written_is_refused_and_so_is_one_without_a_report(
     assert!(error.contains("has 2 files") && error.contains("Z.json"), "{error}");
 }
 
-#[test]
-fn equal_runs_differ_in_nothing() {
-    let report = Job::default().report();
-    let Comparison { facts, differences, noise, doubt } = compare(&report, &report);
-    assert_eq!((facts.len(), differences.len(), doubt), (0, 0, None));
-    assert!(noise.iter().all(|difference| difference.change == 0.0), "{noise:?}");
-    let text = compare(&report, &report).text();
-    assert!(text.starts_with("settings, versions, members and hosts are the same\n"), "{text}");
-    assert!(text.contains("\nnothing that was measured differs by 5 % or more\n"), "{text}");
-}
-
-#[test]
-fn settings_come_first_and_the_largest_difference_follows() {
-    let a = Job::default().report();
-    let b = Job { credit: Some("1 MiB"), late: Duration::from_millis(70), seconds: 11, ..Job::default() }.report();
-    let comparison = compare(&a, &b);
-    let facts: Vec<_> = comparison.facts.iter().map(|fact| (fact.what.as_str(), fact.b.as_str())).collect();
-    assert_eq!(facts, [("setting credit_bytes", "1 MiB (argument)")]);
-    let whats: Vec<_> = comparison.differences.iter().map(|difference| difference.what.as_str()).collect();
-    assert_eq!(whats, ["rank 1 late in a step", "a step"]);
-    let first = &comparison.differences[0];
-    assert!(first.scale == Scale::Step && (first.change - 0.3).abs() < 1e-9, "30 ms of a step of 100 ms: {first:?}");
-    let text = comparison.text();
-    assert!(text.contains("setting credit_bytes: 8 MiB (argument) -> 1 MiB (argument)\n"), "{text}");
-    assert!(text.contains("\nrank 1 late in a step: 40.0 ms -> 70.0 ms (+30 % of a step)\n"), "{text}");
-    assert!(text.contains("\na step: 100 ms -> 110 ms (+10 %)\n"), "{text}");
-}
-
-#[test]
-fn small_differences_and_short_runs_are_noise() {
-    let a = Job::default().report();
-    // 4 ms more of a step of 100 ms.
-    let b = Job { late: Duration::from_millis(44), ..Job::default() }.report();
-    let comparison = compare(&a, &b);
-    assert_eq!(comparison.differences, []);
-    assert_eq!(comparison.noise[0].what, "rank 1 late in a step");
-    assert!(comparison.text().contains("below 5 %, which is noise:\n  rank 1 late in a step: 40.0 ms -> 44.0 ms"));
-
-    let short = Job { steps: 9, late: Duration::from_millis(90), ..Job::default() }.report();
-    let comparison = compare(&a, &short);
-    assert_eq!(comparison.differences, []);
-    assert_eq!(comparison.doubt.as_deref(), Some("100 and 9 steps are too few to measure: fewer than 10 are noise"));
-    assert!(!comparison.text().contains("nothing that was measured"), "{}", comparison.text());
-}
-
-#[test]
-fn quantiles_differ_if_a_bucket_lies_between_them() {
-    let a = Job::default().report();
-    for (factor, differs) in [(0.2, true), (0.26, false), (4.0, false), (4.1, true)] {
-        let mut b = a.clone();
-        b.round.p99_ns = a.round.p99_ns.map(|p99| (p99 as f64 * factor) as u64);
-        let comparison = compare(&a, &b);
-        assert_eq!(comparison.differences.len(), usize::from(differs), "{factor}: {comparison:?}");
-        assert!(comparison.text().contains("a round, p99: "), "{}", comparison.text());
-    }
-}
-
-#[test]
-fn each_fact_that_differs_is_named() {
-    let a = Job::default().report();
-    let told = |change: fn(&mut Report)| {
-        let mut b = a.clone();
-        change(&mut b);
-        compare(&a, &b).facts.into_iter().map(|fact| fact.what).collect::<Vec<_>>()
-    };
-    assert_eq!(told(|report| report.versions.gradlane = "9".to_owned()), ["version of gradlane"]);
-    assert_eq!(told(|report| report.versions.kernel = "9".to_owned()), ["kernel of the coordinator"]);
-    assert_eq!(told(|report| report.members[0].host = "n7".to_owned()), ["hosts"]);
-    assert_eq!(told(|report| report.end.reason = Some("it broke".to_owned())), ["end"]);
-    assert_eq!(told(|report| report.losses.push("worker 1".to_owned())), ["losses"]);
-    assert_eq!(told(|report| report.settings.clear()), ["setting credit_bytes", "setting role"]);
-    assert_eq!(told(|report| report.verdict = "nobody is late".to_owned()), ["verdict"]);
-    assert_eq!(told(|report| report.verdict = "rank 1 late (submit) 7.0 ms a step".to_owned()), Vec::<String>::new());
-    assert_eq!(
-        told(|report| report.verdict = "rank 1 late (submit) 250 ms a step: its data".to_owned()),
-        Vec::<String>::new()
-    );
-    assert_eq!(told(|report| report.silent.push("worker 1".to_owned())), ["members that told nothing"]);
-    let more = compare(&a, &Job { workers: 3, ..Job::default() }.report());
-    assert_eq!(more.facts.iter().map(|fact| fact.what.as_str()).collect::<Vec<_>>(), ["workers", "hosts"]);
-}
-
-#[test]
-fn what_only_one_report_has_is_not_measured_and_json_is_always_finite() {
-    let a = Job { silent: vec![(Role::Worker, 0), (Role::Server, 0)], ..Job::default() }.report();
-    let comparison = compare(&a, &Job::default().report());
-    assert!(comparison.noise.iter().all(|difference| difference.what != "time that lanes of server 0 work"));
-    let nothing = Job { workers: 0, servers: 0, formed: None, ..Job::default() }.report();
-    for (one, other) in [(&a, &nothing), (&nothing, &a), (&nothing, &nothing)] {
-        let json: serde_json::Value = serde_json::from_str(&compare(one, other).json()).unwrap();
-        assert!(json["doubt"].is_string(), "{json}");
-    }
-    let from_nothing = Report { exposed: Some(0.0), ..Job::default().report() };
-    let comparison = compare(&from_nothing, &Job::default().report());
-    let waits = comparison.differences.iter().find(|difference| difference.what == "time that workers wait").unwrap();
-    assert_eq!((waits.unit, waits.scale, waits.change), (Unit::Share, Scale::Whole, 0.25));
-    assert!(
-        comparison.text().contains("time that workers wait: 0.0 % -> 25.0 % (+25 points)\n"),
-        "{}",
-        comparison.text()
-    );
-}
-
 /// A job that has ended, whose metrics are counted as its processes count them. Each worker is on a host of its own.
 pub(crate) struct Job {
     workers: u32,
@@ -343,8 +253,12 @@ pub(crate) struct Job {
     ended: Phase,
     is_resumed: bool,
     losses: Vec<String>,
+    /// The processes that failed after they had left.
+    failures: Vec<String>,
     silent: Vec<(Role, u32)>,
     credit: Option<&'static str>,
+    /// The version of PyTorch of each worker; those beyond have the last.
+    torch: Vec<&'static str>,
     /// How names of hosts begin.
     host: String,
 }
@@ -361,8 +275,10 @@ impl Default for Job {
             ended: Phase::Ended,
             is_resumed: false,
             losses: Vec::new(),
+            failures: Vec::new(),
             silent: Vec::new(),
             credit: Some("8 MiB"),
+            torch: vec!["2.13"],
             host: "n".to_owned(),
         }
     }
@@ -380,33 +296,38 @@ impl Job {
         let at = formed + self.told_after();
         let workers = (0..self.workers).map(|rank| ((Role::Worker, rank), self.worker(rank)));
         let servers = (0..self.servers).map(|index| ((Role::Server, index), self.server(index)));
-        let told = workers.chain(servers).filter(|(member, _)| !self.silent.contains(member));
+        let told = workers.clone().chain(servers.clone()).filter(|(member, _)| !self.silent.contains(member));
         let told = told.map(|(member, instance)| (member, Arc::new(instance)));
         let mut told = told.map(|(member, last)| (member, Told { at, first: Arc::clone(&last), last })).collect();
         change(&mut told);
-        let credit = self.credit.map(|credit| ("credit_bytes", credit));
-        let arguments = credit.into_iter().chain([("role", "coordinator")]);
-        let arguments = arguments.map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
-        let (config, _) = Config::load(&arguments, [], None).unwrap();
+        let members = workers.map(|(member, _)| member).chain(servers.map(|(member, _)| member));
+        let setups = members.filter(|member| !self.silent.contains(member)).map(|member| (member, self.setup(member)));
         Report::of(&Known {
             status: &self.status(),
             told: &told,
             losses: &self.losses,
+            failures: &self.failures,
             formed: self.formed,
             began: Time(1_000_000_000),
             now,
             // 2026-11-30T16:08:48Z where the job has formed.
             origin_unix_ns: 1_796_054_925_000_000_000,
             is_resumed: self.is_resumed,
-            settings: &settings(&config),
-            versions: &Versions {
-                gradlane: "0.1.0".to_owned(),
-                protocol: 26,
-                kernel: "6.1".to_owned(),
-                cpu: "Fast".to_owned(),
-                cpus: 2,
-            },
+            setup: &self.setup((Role::Coordinator, 0)),
+            setups: &setups.collect(),
         })
+    }
+
+    fn setup(&self, (role, index): (Role, u32)) -> Setup {
+        let torch = self.torch.get(index as usize).or(self.torch.last());
+        let torch = torch.filter(|_| role == Role::Worker).map(|version| ("torch", *version));
+        let versions: Vec<_> = [("gradlane", "0.1.0"), ("kernel", "6.1")].into_iter().chain(torch).collect();
+        let mut setup = running(&versions);
+        if let Some(credit) = self.credit {
+            let setting = Setting { value: credit.to_owned(), origin: "argument".to_owned() };
+            setup.settings.insert("credit_bytes".to_owned(), setting);
+        }
+        setup
     }
 
     /// When members told their metrics, after the formation of the job.
@@ -483,4 +404,10 @@ impl Job {
             waits: Box::default(),
         }
     }
+}
+
+/// What a process tells that runs this.
+fn running(versions: &[(&str, &str)]) -> Setup {
+    let versions = versions.iter().map(|(name, version)| ((*name).to_owned(), (*version).to_owned())).collect();
+    Setup::of(&types::Setup { versions, settings: Vec::new() })
 }

@@ -441,6 +441,7 @@ impl World {
                 }
                 Event::Squares { part, round, sum } => self.told.push_back(Told::Squares { part, round, sum }),
                 Event::Served(served) => self.told.push_back(Told::Served(served)),
+                Event::Waits(_) => {}
                 Event::Frozen { order, part, .. } => {
                     let archive = self.archives.iter().find(|archive| archive.order == order);
                     let wanted = archive.is_some_and(|archive| archive.plan.parts.iter().any(|of| of.part == part));

@@ -11,7 +11,7 @@ use gradlane_core::collective::order::{Claim, Decision, Order, Slot};
 use gradlane_core::collective::ranks::{Breakage, LocalRank};
 use gradlane_core::error::Error;
 use gradlane_core::types::{
-    DType, Declined, DeviceKind, Incarnation, Op, PartId, Priority, Round, TensorKey, Time, WorkerId,
+    DType, Declined, DeviceKind, Incarnation, Op, PartId, Priority, Ready, Round, TensorKey, Time, WorkerId,
 };
 
 use super::input::Input;
@@ -80,6 +80,9 @@ fn order(bytes: &[u8]) {
             6 => order.handle_overdue(slot(&mut input), Duration::from_millis(3)),
             7 if input.byte() < 16 => order.handle_left(rank),
             _ => drop(decide(&mut order)),
+        }
+        while let Some(latest) = order.next_latest() {
+            assert!(latest.rank < ranks && latest.alone_since <= latest.ready.since);
         }
         for (slot, missing) in order.waiting() {
             assert!(missing != 0 && order.missing(slot) == missing);
@@ -170,7 +173,7 @@ impl Machine {
             }
             6 | 7 => {
                 if let Some(announcement) = hostile_announcement(input)
-                    && let Err(breakage) = self.honest[0].hear(2, announcement)
+                    && let Err(breakage) = self.honest[0].hear(self.now, 2, announcement)
                 {
                     assert_eq!(breakage, Breakage::Confused(2), "the rank that wrote it is blamed");
                     self.break_down(0, breakage);
@@ -235,10 +238,10 @@ impl Machine {
     fn carry(&mut self) {
         while let Some(announcement) = self.honest[1].unsaid() {
             self.honest[1].said();
-            let heard = self.honest[0].hear(1, announcement);
+            let heard = self.honest[0].hear(self.now, 1, announcement);
             assert_eq!(heard, Ok(()), "a rank that follows the rules is not blamed for {announcement:?}");
         }
-        self.honest[0].weigh();
+        self.honest[0].weigh(self.now);
         let room = QueueSpace::beside(0, 0, 1);
         while self.honest[0].may_lead(room) {
             let decisions = self.honest[0].lead(8, room);
@@ -286,6 +289,9 @@ impl Machine {
 
     fn act(&mut self) {
         for agreement in &mut self.honest {
+            while let Some(last) = agreement.next_last() {
+                assert!(last.late.iter().sum::<Duration>() <= self.now.since(Time::ZERO), "{last:?}");
+            }
             while let Some(act) = agreement.next_act() {
                 // Operations take no time here.
                 agreement.handle_host_ended();
@@ -376,5 +382,6 @@ fn claim(input: &mut Input<'_>) -> Claim {
         weight: input.pick(&[1.0, 0.0, f64::NAN, f64::INFINITY]),
         priority: Priority(i32::from(chosen)),
         members: Claim::ALL_RANKS,
+        ready: Ready { since: Time(u64::from(chosen)), ..Ready::UNKNOWN },
     }
 }

@@ -2,7 +2,7 @@
 
 use gradlane_core::Error;
 use gradlane_core::cluster::{Member, MemberCommand, MemberConfig, MemberEvent};
-use gradlane_core::types::{Address as Place, Incarnation, Process, Role, Scheme, Time};
+use gradlane_core::types::{Address as Place, Incarnation, Process, Role, Scheme, Setup, Time};
 use gradlane_core::wire::Frame;
 use gradlane_core::wire::frame::Progress;
 
@@ -43,6 +43,7 @@ impl MemberDriver {
             replaced_timeout: timing::DEAD * 2,
             redial_min: std::time::Duration::from_millis(50),
             redial_max: std::time::Duration::from_secs(2),
+            setup: Setup::default(),
             defect: context.plan.defect,
         };
         Self { me, member: Member::new(config, context.now), control: None, up: false }

@@ -291,7 +291,7 @@ impl ServerProcess {
                     let after = context.random.millis(0, 2);
                     context.post(self.me, after, Input::Squares { part, round, sum });
                 }
-                Event::Served(_) => unreachable!("no table is simulated"),
+                Event::Served(_) | Event::Waits(_) => unreachable!("no table is simulated"),
                 Event::Send(Outgoing::Answer { exchange, header }) => {
                     self.answer(context, exchange, &Reply::Response(header));
                 }

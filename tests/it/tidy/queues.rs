@@ -15,7 +15,7 @@ struct Queue {
     bound: &'static str,
 }
 
-const QUEUES: [Queue; 64] = [
+const QUEUES: [Queue; 67] = [
     // Of the control links.
     queue(
         "core/src/transport/quic/control/frames.rs",
@@ -45,6 +45,11 @@ const QUEUES: [Queue; 64] = [
         "nothing: nobody receives from it",
     ),
     queue(
+        "core/src/runtime/timeline.rs",
+        "let (until, ends) = bounded(0)",
+        "nothing: its end says that the file ends. 131,072 events wait elsewhere, then further ones are counted as lost",
+    ),
+    queue(
         "core/src/runtime/status.rs",
         "let (sender, received) = unbounded()",
         "64 frames of the coordinator, then the link is not read",
@@ -60,7 +65,7 @@ const QUEUES: [Queue; 64] = [
         "64 frames of each link (a_link_is_read_no_further_while_many_of_its_frames_wait), then that link is not read; events of links, which are bounded",
     ),
     queue("server/src/coordinator/driver.rs", "crossbeam_channel::bounded(1)", "one answer"),
-    queue("server/src/coordinator/driver/reporting.rs", "let (sender, written) = bounded(1)", "one answer"),
+    queue("server/src/coordinator/driver/apart.rs", "let (sender, done) = bounded(1)", "one answer"),
     queue(
         "server/src/coordinator/driver/disk.rs",
         "let (work, received) = unbounded",
@@ -195,6 +200,11 @@ const QUEUES: [Queue; 64] = [
         "one for each operation that was announced, and a rank announces what it submitted, within `submit_bytes_max`",
     ),
     queue(
+        "core/src/collective/order.rs",
+        "latest: VecDeque<Latest>",
+        "one for each operation that an input makes ready: the driver drains them before the next",
+    ),
+    queue(
         "core/src/collective/agreement.rs",
         "unsaid: VecDeque<Announcement>",
         "one for each operation of this process, which waits while the leader's ring is full",
@@ -252,6 +262,11 @@ const QUEUES: [Queue; 64] = [
         "server/src/coordinator/driver/happened.rs",
         "Happened(VecDeque<(Time, String)>)",
         "12 sentences; then the oldest is dropped (the_newest_are_kept_and_counts_take_the_place_of_each_other)",
+    ),
+    queue(
+        "server/src/coordinator/driver/recorder.rs",
+        "newest: VecDeque<String>",
+        "1,024 texts of 2,000 characters; then the oldest is dropped (texts_are_bounded_and_those_of_old_events_are_missing)",
     ),
     queue(
         "server/src/look/history.rs",

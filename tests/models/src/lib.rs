@@ -23,10 +23,6 @@ pub mod types {
     //! Those of the engine.
     pub use gradlane_core::types::*;
 }
-pub mod runtime {
-    //! The clock of the engine.
-    pub use gradlane_core::runtime::Clock;
-}
 pub mod worker {
     //! What the worker machine answers to a waiting thread.
     pub use gradlane_core::worker::Liveness;
@@ -41,6 +37,7 @@ pub mod local;
 
 pub mod collective;
 pub mod engine;
+pub mod runtime;
 pub mod transport;
 
 /// Runs `model` in so many random orders. Half of them are by PCT, which finds defects of few preemptions sooner (Burckhardt et al. 2010).

@@ -4,7 +4,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use gradlane_models::{collective, engine, explore, transport};
+use gradlane_models::{collective, engine, explore, runtime, transport};
 
 /// Makes a test of each model.
 macro_rules! models {
@@ -37,8 +37,8 @@ models! {
     settling_ends_with_the_last_operation: engine::followed;
     producers_share_the_room: engine::room;
     a_milestone_is_heard_by_all: engine::milestones;
-    no_event_of_the_recorder_is_torn: engine::recorder::ring;
-    an_open_operation_is_found_whole: engine::recorder::open;
+    no_event_of_the_recorder_is_torn: runtime::recording::ring;
+    an_open_operation_is_found_whole: runtime::recording::open;
     a_rank_sleeps_through_no_record: collective::host::presence;
     every_request_at_a_taken_seat_is_handled: collective::host::requests_at_a_taken_seat;
     work_for_an_announced_thread_is_done: collective::host::work_for_an_announced_thread;
@@ -50,8 +50,8 @@ planted! {
     a_bell_that_forgets_is_found: engine::bell_that_forgets;
     inline_execution_that_looks_once_is_found: engine::inline_that_looks_once;
     an_outcome_that_is_told_without_the_lock_is_found: engine::handle_that_tells_without_the_lock;
-    a_reader_of_events_that_looks_once_is_found: engine::recorder::ring_whose_reader_looks_once;
-    writers_of_events_that_do_not_ask_are_found: engine::recorder::ring_whose_writers_do_not_ask;
+    a_reader_of_events_that_looks_once_is_found: runtime::recording::ring_whose_reader_looks_once;
+    writers_of_events_that_do_not_ask_are_found: runtime::recording::ring_whose_writers_do_not_ask;
     a_reader_that_does_not_look_again_is_found: transport::shm::ring_without_a_second_look;
     a_rank_that_does_not_look_again_is_found: collective::host::presence_without_a_second_look;
     a_thread_that_leaves_a_seat_and_does_not_look_again_is_found: collective::host::requests_of_whom_nobody_looks_again;

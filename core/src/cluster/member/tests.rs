@@ -10,7 +10,7 @@ use crate::cluster::Offset;
 use crate::cluster::Patience;
 use crate::types::{
     ClockKey, Closing, DType, Epoch, Half, Incarnation, NodeId, PartId, PartLayout, Piece, Process, Round, ServerId,
-    Span, TensorKey, TensorKind, TensorSpec, WorkerId, WorkerSet,
+    Setup, Span, TensorKey, TensorKind, TensorSpec, WorkerId, WorkerSet,
 };
 use crate::wire::frame::{AckTimes, Stall};
 
@@ -335,6 +335,7 @@ pub(super) fn config() -> MemberConfig {
         replaced_timeout: 10 * SECOND,
         redial_min: SECOND,
         redial_max: 4 * SECOND,
+        setup: Setup::default(),
         defect: None,
     }
 }

@@ -1,4 +1,5 @@
 use super::*;
+use crate::random::Random;
 
 const MICRO: u64 = 1_000;
 const SECOND: u64 = 1_000_000_000;
@@ -105,7 +106,7 @@ fn a_clock_whose_rate_jumps_is_found_again() {
 #[test]
 fn the_error_is_never_larger_than_it_says_nor_than_half_of_a_delay_and_the_drift() {
     for seed in 0..300 {
-        let mut random = Random(seed + 1);
+        let mut random = Random::new(seed + 1);
         let offset = (random.below(2 * HOUR as u64) as i64) - HOUR;
         let drift = random.below(201) as f64 - 100.0;
         let (there, back) = (1 + random.below(5_000_000), 1 + random.below(5_000_000));
@@ -147,7 +148,7 @@ struct World {
 impl World {
     fn new(seed: u64, offset: i64, ppm: f64) -> Self {
         let now = 2 * HOUR as u64;
-        Self { random: Random(seed + 1), now, offset: offset as f64, since: now, ppm }
+        Self { random: Random::new(seed + 1), now, offset: offset as f64, since: now, ppm }
     }
 
     /// How far the coordinator is ahead at `time` of this process.
@@ -162,9 +163,9 @@ impl World {
     /// A heartbeat a quarter of a second after the one before.
     fn exchange(&mut self, there: std::ops::Range<u64>, back: std::ops::Range<u64>) -> Exchange {
         let sent = self.now + SECOND / 4;
-        let received = sent + self.random.within(there);
+        let received = sent + self.random.between(there.start, there.end - 1);
         let answered = received + self.random.below(50 * MICRO);
-        let heard = answered + self.random.within(back);
+        let heard = answered + self.random.between(back.start, back.end - 1);
         self.now = heard;
         let [received, answered] = [received, answered].map(|time| Time(time.saturating_add_signed(self.ahead(time))));
         Exchange { sent: Time(sent), received, answered, heard: Time(heard) }
@@ -174,26 +175,6 @@ impl World {
         let mut offsets = Offsets::default();
         (0..count).for_each(|_| offsets.add(BEGAN, self.exchange(there.clone(), back.clone())));
         offsets
-    }
-}
-
-/// SplitMix64.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
-    }
-
-    fn below(&mut self, limit: u64) -> u64 {
-        self.next() % limit
-    }
-
-    fn within(&mut self, range: std::ops::Range<u64>) -> u64 {
-        range.start + self.below(range.end - range.start)
     }
 }
 

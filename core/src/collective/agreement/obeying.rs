@@ -101,7 +101,9 @@ impl<L> Agreement<L> {
                     (None, Some(error)) => self.end(pending, error),
                     (None, None) => {
                         let dataflow = self.share(&pending.wish).expect("looked at when it was accepted");
-                        self.acts.push_back(Act::Run { slot, claim, weights, dataflow, load: pending.load });
+                        let Pending { wish, load, since, .. } = pending;
+                        let (goal, waited) = (wish.goal, now.since(since));
+                        self.acts.push_back(Act::Run { goal, waited, slot, claim, weights, dataflow, load });
                     }
                 }
             }

@@ -3,6 +3,8 @@ use crate::collective::order::Failure;
 use crate::collective::ranks::LocalRank;
 use crate::types::{Incarnation, Op, PartId, Priority, Round, TensorKey, WorkerId};
 
+mod lateness;
+
 const NOW: Time = Time(0);
 const STALL_WARN: Duration = Duration::from_secs(2);
 
@@ -27,7 +29,7 @@ fn operations_in_host_memory_follow_each_other_and_nothing_is_ordered_meanwhile(
     }
     let room = QueueSpace::beside(0, 0, 1);
     for announcement in std::iter::from_fn(|| ranks[1].unsaid().inspect(|_| ranks[1].said())).collect::<Vec<_>>() {
-        ranks[0].hear(1, announcement).unwrap();
+        ranks[0].hear(NOW, 1, announcement).unwrap();
     }
     for part in 1..=2 {
         assert!(ranks[0].may_lead(room));
@@ -220,10 +222,10 @@ fn settle(ranks: &mut [Agreement<u64>]) {
     for rank in 1..ranks.len() {
         while let Some(announcement) = ranks[rank].unsaid() {
             ranks[rank].said();
-            ranks[0].hear(rank, announcement).unwrap();
+            ranks[0].hear(NOW, rank, announcement).unwrap();
         }
     }
-    ranks[0].weigh();
+    ranks[0].weigh(NOW);
     let room = QueueSpace::beside(0, 0, 1);
     while ranks[0].may_lead(room) {
         let decisions = ranks[0].lead(64, room);

@@ -6,7 +6,7 @@ use crate::collective::dataflow::Dataflow;
 use crate::collective::order::{Claim, Slot};
 use crate::collective::ranks::LocalRank;
 use crate::error::Error;
-use crate::types::{Declined, Defect, Goal, PartId, Round, WorkerId};
+use crate::types::{Declined, Defect, Goal, Late, PartId, Round, WorkerId};
 
 /// The ranks that agree.
 #[derive(Clone, Debug)]
@@ -73,11 +73,26 @@ pub enum Announcement {
     Overdue(Slot, Duration),
 }
 
+/// The rank that came last to an operation.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Last {
+    /// Its rank in the job.
+    pub rank: WorkerId,
+    /// For how long only it was missing, without the time in which another operation waited for it alone.
+    pub late: Late,
+    /// Whether it is a further step: to no operation of a higher or equal round had all ranks come before.
+    pub is_step: bool,
+}
+
 /// A command for the driver.
 #[derive(Debug)]
 pub enum Act<L> {
     /// All members do this now. Acts of one group, which are on devices, begin together.
     Run {
+        /// The goal of the operation.
+        goal: Goal,
+        /// How long this rank waited for the others since it was ready.
+        waited: Duration,
         /// The operation.
         slot: Slot,
         /// The claim on which all ranks agree.

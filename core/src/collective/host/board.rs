@@ -13,6 +13,7 @@ use crate::collective::order::Decision;
 use crate::collective::ranks::Breakage;
 use crate::error::{Error, Result};
 use crate::local::{Segment, futex};
+use crate::types::Time;
 
 /// The shared memory as one rank sees it.
 #[derive(Debug)]
@@ -113,8 +114,8 @@ impl Board {
         self.count(rank, Word::Announced).wrapping_sub(self.count(rank, Word::Heard)) >= ANNOUNCEMENTS
     }
 
-    /// The next announcement of `rank`, for the leader. An error if it is invalid.
-    pub(super) fn hear(&self, rank: usize) -> std::result::Result<Option<Announcement>, Breakage> {
+    /// The next announcement of `rank`, for the leader, who reads it now. An error if it is invalid.
+    pub(super) fn hear(&self, now: Time, rank: usize) -> std::result::Result<Option<Announcement>, Breakage> {
         let heard = self.segment.u64(self.layout.word(rank, Word::Heard));
         let number = heard.load(Ordering::Relaxed);
         let ahead = self.count(rank, Word::Announced).wrapping_sub(number);
@@ -124,7 +125,7 @@ impl Board {
         let mut words = [0; ANNOUNCEMENT_WORDS];
         self.read(self.layout.announcement(rank, number), &mut words);
         heard.store(number.wrapping_add(1), Ordering::Release);
-        let known = Announcement::of(words).filter(|_| ahead <= ANNOUNCEMENTS);
+        let known = Announcement::of(now, words).filter(|_| ahead <= ANNOUNCEMENTS);
         known.map(Some).ok_or(Breakage::Confused(rank))
     }
 

@@ -12,6 +12,7 @@ use super::devices::Devices;
 use super::layout::Word;
 use super::look::Look;
 use super::loss::Cut;
+use super::options::{Begun, Hears};
 use super::pending::{Load, brought};
 use super::reduction::{Part, Running, Scratch};
 use crate::collective::agreement::{Act, Agreement, Wish};
@@ -20,7 +21,6 @@ use crate::collective::ranks::Breakage;
 use crate::collective::{Dataflow, Memory, Moved, Operation, Ordered};
 use crate::error::Error;
 use crate::types::{Declined, Done, Time, Unmet};
-use crate::wire::frame::Stall;
 
 /// A request of another thread to the driver.
 pub(super) enum Request {
@@ -66,7 +66,7 @@ pub(super) struct Driver {
     leaving_late: Option<(Time, Vec<usize>)>,
     /// Whether everything has ended.
     aborted: bool,
-    on_stall: Box<dyn Fn(Stall) + Send>,
+    hears: Hears,
 }
 
 impl Driver {
@@ -76,7 +76,7 @@ impl Driver {
         (step_timeout, noted): (Duration, Moved),
         scratch: Scratch,
         devices: Devices,
-        on_stall: Box<dyn Fn(Stall) + Send>,
+        hears: Hears,
     ) -> Self {
         Self {
             board,
@@ -93,7 +93,7 @@ impl Driver {
             blocked: None,
             leaving_late: None,
             aborted: false,
-            on_stall,
+            hears,
         }
     }
 
@@ -121,6 +121,7 @@ impl Driver {
             }
             Request::Close => self.agreement.handle_closed(now),
         }
+        self.count_last();
         self.tell();
         self.act(now);
     }
@@ -188,11 +189,11 @@ impl Driver {
     }
 
     /// As the leader, reads the announcements of the other ranks without ordering anything. Returns whether there were any.
-    pub(super) fn listen(&mut self) -> bool {
+    pub(super) fn listen(&mut self, now: Time) -> bool {
         if self.aborted || self.board.broken().is_some() {
             return false;
         }
-        self.hear().unwrap_or_else(|breakage| {
+        self.hear(now).unwrap_or_else(|breakage| {
             self.board.break_down(breakage);
             false
         })
@@ -210,7 +211,7 @@ impl Driver {
         if let Err(breakage) = self.agreement.handle_timeout(now) {
             self.board.break_down(breakage);
         }
-        self.agreement.take_stalls().into_iter().for_each(&self.on_stall);
+        self.agreement.take_stalls().into_iter().for_each(&self.hears.on_stall);
         self.tell();
         if let Some(since) = self.blocked
             && since + self.step_timeout <= now
@@ -329,28 +330,36 @@ impl Driver {
     }
 
     /// As the leader, reads the announcements of the others. Returns whether there were any.
-    fn hear(&mut self) -> Result<bool, Breakage> {
+    fn hear(&mut self, now: Time) -> Result<bool, Breakage> {
         if !self.agreement.leads() {
             return Ok(false);
         }
         let mut moved = false;
         for rank in self.board.others() {
             let was_full = self.board.is_full(rank);
-            while let Some(announcement) = self.board.hear(rank)? {
-                self.agreement.hear(rank, announcement)?;
+            while let Some(announcement) = self.board.hear(now, rank)? {
+                self.agreement.hear(now, rank, announcement)?;
                 moved = true;
             }
             if was_full {
                 self.board.knock(rank, false);
             }
         }
-        self.agreement.weigh();
+        self.agreement.weigh(now);
+        self.count_last();
         Ok(moved)
+    }
+
+    /// Counts who came last to the operations to which all ranks have come.
+    fn count_last(&mut self) {
+        while let Some(last) = self.agreement.next_last() {
+            (self.hears.on_last)(last);
+        }
     }
 
     /// The leader's work: reads announcements, and orders the next operations.
     fn lead(&mut self, now: Time) -> Result<bool, Breakage> {
-        let mut moved = self.hear()?;
+        let mut moved = self.hear(now)?;
         while self.agreement.may_lead(self.devices.room()) {
             let room = self.board.room();
             if room == 0 {
@@ -399,7 +408,8 @@ impl Driver {
                     let part = Part { claim, weights, dataflow, shown_by, failure, look, source, destination };
                     self.start(now, part, done);
                 }
-                Act::Run { slot, claim, weights, dataflow, load } => {
+                Act::Run { goal, waited, slot, claim, weights, dataflow, load } => {
+                    (self.hears.on_begun)(Begun { goal, waited });
                     let mut look = Look::new(&self.board, slot, &claim, dataflow, &weights);
                     let (source, destination, done) = match load {
                         Some(Load { memory: Memory::Device(memory), done, finding: _ }) => {

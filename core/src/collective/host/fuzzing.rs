@@ -3,9 +3,10 @@
 use super::record::{order_of, order_words, take_more};
 use crate::collective::agreement::Announcement;
 use crate::collective::order::Decision;
+use crate::types::Time;
 
 pub(in crate::collective) fn announcement_of(words: [u64; 8]) -> Option<Announcement> {
-    Announcement::of(words)
+    Announcement::of(Time::ZERO, words)
 }
 
 pub(in crate::collective) fn announcement_words(announcement: Announcement) -> [u64; 8] {

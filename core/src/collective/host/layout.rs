@@ -11,7 +11,7 @@ use crate::collective::device::NOTICE_BYTES_MAX;
 use crate::collective::order::Claim;
 
 /// The first word of a segment.
-pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"GLlocal9");
+pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"GLlocalA");
 /// The most chunks under way at once.
 pub(super) const DEPTH: u64 = 4;
 /// The most unread announcements of each rank.

@@ -36,7 +36,7 @@ use std::time::Duration;
 
 use rustix::thread::sched_getcpu;
 
-pub use self::options::HostOptions;
+pub use self::options::{Begun, Hears, HostOptions};
 
 use self::board::Board;
 use self::bootstrap::BoardBootstrap;
@@ -114,7 +114,7 @@ impl HostCollective {
             join_timeout,
             step_timeout,
             stall_warn,
-            on_stall,
+            hears,
             oldest_every,
             goes_on,
             on_lost,
@@ -145,14 +145,8 @@ impl HostCollective {
         let agreement =
             Agreement::new(Party { ranks, me, group, step_timeout, stall_warn, oldest_every, goes_on, defect: None });
         let nap_busy = agreement.soonest() / 2;
-        let driver = Driver::new(
-            Arc::clone(&board),
-            agreement,
-            (step_timeout, moved.clone()),
-            scratch,
-            devices.clone(),
-            on_stall,
-        );
+        let driver =
+            Driver::new(Arc::clone(&board), agreement, (step_timeout, moved.clone()), scratch, devices.clone(), hears);
         board.set_nan_check(nan_check);
         board.appear(Presence::Idle);
         let core = Arc::new(Core {
@@ -325,7 +319,7 @@ impl Core {
             });
             // Look once more: until the line above, other ranks believed that this rank was awake and did not ring.
             let abandoned = !announced && driver.has_work();
-            if abandoned && driver.listen() {
+            if abandoned && driver.listen(now) {
                 // In most cases the others only announced that they are ready. That is no reason to wake a thread. But there may be more
                 // now.
                 self.board.appear(Presence::Awake);
@@ -369,8 +363,11 @@ impl Core {
                 spin.worked();
                 is_idle = false;
                 // Work that never ends must not keep a thread that wants to wait no longer.
-                if steps.is_multiple_of(STEPS_PER_LOOK) && until.is_some_and(|until| until <= self.now()) {
-                    break;
+                if steps.is_multiple_of(STEPS_PER_LOOK) {
+                    now = self.now();
+                    if until.is_some_and(|until| until <= now) {
+                        break;
+                    }
                 }
                 continue;
             }

@@ -3,13 +3,40 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::collective::agreement::Last;
 use crate::collective::{LocalRank, MakeDeviceCollective, Traffic};
 use crate::config::NanCheck;
 use crate::error::Result;
 use crate::local::PrivateSocket;
 use crate::mem::{Copies, Doubt};
-use crate::types::{Epoch, Time};
+use crate::types::{Epoch, Goal, Time};
 use crate::wire::frame::Stall;
+
+/// Who hears of sums among the ranks of a machine. None of these may block.
+pub struct Hears {
+    /// Called on the first rank for each sum that waits for other ranks for too long, also repeatedly.
+    pub on_stall: Box<dyn Fn(Stall) + Send>,
+    /// Called on the first rank for each sum to which all have come.
+    pub on_last: Box<dyn Fn(Last) + Send>,
+    /// Called for each operation that this rank begins.
+    pub on_begun: Box<dyn Fn(Begun) + Send>,
+}
+
+impl Default for Hears {
+    /// Nobody.
+    fn default() -> Self {
+        Self { on_stall: Box::new(|_| ()), on_last: Box::new(|_| ()), on_begun: Box::new(|_| ()) }
+    }
+}
+
+/// An operation that a rank begins.
+#[derive(Debug)]
+pub struct Begun {
+    /// Its goal.
+    pub goal: Goal,
+    /// How long the rank waited for the others since it was ready.
+    pub waited: Duration,
+}
 
 /// How to meet the other ranks of a machine.
 pub struct HostOptions {
@@ -36,8 +63,8 @@ pub struct HostOptions {
     pub step_timeout: Duration,
     /// How long a sum may wait for other ranks before the first rank reports it. Zero for never.
     pub stall_warn: Duration,
-    /// Called for each such sum, also repeatedly. Must not block.
-    pub on_stall: Box<dyn Fn(Stall) + Send>,
+    /// Who hears of sums.
+    pub hears: Hears,
     /// Called with the position of a rank whose process has ended, in a job that goes on. Must not block.
     pub on_lost: Box<dyn Fn(usize) + Send>,
     /// Every `oldest_every`-th sum is the oldest. 0 for never.
@@ -52,6 +79,6 @@ pub struct HostOptions {
     pub devices: Result<MakeDeviceCollective>,
     /// Raised as long as a device may still write memory of an operation that was reported.
     pub doubt: Doubt,
-    /// A monotonic clock.
+    /// A monotonic clock that all ranks of the machine share.
     pub clock: Arc<dyn Fn() -> Time + Send + Sync>,
 }

@@ -5,7 +5,9 @@ use std::time::Duration;
 use super::layout::{ANNOUNCEMENT_WORDS, ORDER_WORDS};
 use crate::collective::agreement::Announcement;
 use crate::collective::order::{Claim, Decision, Failure, Slot};
-use crate::types::{DType, Declined, DeviceKind, Goal, Op, PartId, Priority, Round, TensorKey, whole_ns};
+use crate::types::{
+    DType, Declined, DeviceKind, Goal, Op, PartId, Priority, Ready, Round, TensorKey, Time, Wait, Waited, whole_ns,
+};
 use crate::wire::limits::ROUND_MAX;
 
 impl Announcement {
@@ -14,14 +16,16 @@ impl Announcement {
             Self::Ready(slot, claim) => {
                 let [key, index, round] = slot_words(slot);
                 let priority = u64::from(claim.priority.0.cast_unsigned());
+                let Waited { device, queue, credit } = claim.ready.waited;
+                let waited = u32::from_le_bytes([device.code(), queue.code(), credit.code(), 0]);
                 [
                     1 | kind_words(&claim),
                     key,
-                    index,
+                    index | u64::from(short(claim.ready.since)) << 32,
                     round,
                     claim.bytes,
                     claim.weight.to_bits(),
-                    priority,
+                    priority | u64::from(waited) << 32,
                     claim.members,
                 ]
             }
@@ -36,21 +40,44 @@ impl Announcement {
         }
     }
 
-    /// Decodes an announcement; `None` if it is invalid.
-    pub(super) fn of(words: [u64; ANNOUNCEMENT_WORDS]) -> Option<Self> {
+    /// Decodes an announcement that is read `now`; `None` if it is invalid.
+    pub(super) fn of(now: Time, words: [u64; ANNOUNCEMENT_WORDS]) -> Option<Self> {
         let [kind, key, index, round, bytes, weight, priority, members] = words;
+        if kind & 0xff == 1 {
+            let slot = slot_of(key, u64::from(low(index)), round)?;
+            let [device, queue, credit, 0] = high(priority).to_le_bytes() else { return None };
+            let [device, queue, credit] = [device, queue, credit].map(Wait::from_code);
+            let ready = Ready { since: whole(now, high(index)), waited: Waited { device, queue, credit } };
+            let claim = claim_of(kind, bytes, f64::from_bits(weight), low(priority), members)?;
+            return Some(Self::Ready(slot, Claim { ready, ..claim }));
+        }
         let slot = slot_of(key, index, round)?;
         Some(match kind & 0xff {
-            1 => {
-                let weight = f64::from_bits(weight);
-                let claim = claim_of(kind, bytes, weight, u32::try_from(priority).ok()?, members)?;
-                Self::Ready(slot, claim)
-            }
             2 => Self::Withdrawn(Declined { slot, members }),
             3 => Self::Overdue(slot, Duration::from_nanos(bytes)),
             _ => return None,
         })
     }
+}
+
+/// A time in the half of a word, which counts microseconds and begins again after 71 minutes.
+const fn short(time: Time) -> u32 {
+    low(time.0 / 1_000)
+}
+
+/// The time of a [`short`] one, which is at most 36 minutes away from `now`.
+fn whole(now: Time, time: u32) -> Time {
+    let later = time.wrapping_sub(short(now)).cast_signed();
+    let micros = (now.0 / 1_000).saturating_add_signed(later.into());
+    Time(micros.saturating_mul(1_000))
+}
+
+const fn low(word: u64) -> u32 {
+    (word & 0xffff_ffff) as u32
+}
+
+const fn high(word: u64) -> u32 {
+    low(word >> 32)
 }
 
 /// Encodes a decision, with the weights of the ranks last.
@@ -174,7 +201,8 @@ fn claim_of(kind: u64, bytes: u64, weight: f64, priority: u32, members: u64) -> 
         return None;
     }
     let priority = Priority(priority.cast_signed());
-    Some(Claim { op, dtype, bytes, device, device_index, failed, weight, priority, members })
+    let ready = Ready::UNKNOWN;
+    Some(Claim { op, dtype, bytes, device, device_index, failed, weight, priority, members, ready })
 }
 
 fn slot_words((part, round): Slot) -> [u64; 3] {
@@ -193,6 +221,9 @@ mod tests {
     use super::*;
     use crate::types::WorkerId;
 
+    /// In whole microseconds, because the time in an announcement has them.
+    const NOW: Time = Time(1_152_921_504_606_000_000);
+
     #[test]
     fn what_is_written_is_what_is_read() {
         let slot = (PartId { key: TensorKey(u64::MAX), index: 7 }, Round(9));
@@ -206,15 +237,19 @@ mod tests {
             weight: 0.5,
             priority: Priority(-7),
             members: 0b101,
+            ready: Ready {
+                since: NOW - Duration::from_millis(7),
+                waited: Waited { device: Wait::MAX, queue: Wait::from_code(1), credit: Wait::from_code(2) },
+            },
         };
         for announcement in [
             Announcement::Ready(slot, claim),
             Announcement::Withdrawn(Declined { slot, members: 0b101 }),
             Announcement::Overdue(slot, Duration::from_millis(3)),
         ] {
-            assert_eq!(Announcement::of(announcement.words()), Some(announcement));
+            assert_eq!(Announcement::of(NOW, announcement.words()), Some(announcement));
         }
-        let neutral = Claim { weight: 1.0, priority: Priority(0), ..claim };
+        let neutral = Claim { weight: 1.0, priority: Priority(0), ready: Ready::UNKNOWN, ..claim };
         let other =
             Claim { op: Op::Sum, bytes: 8, device: DeviceKind::Host, device_index: 0, failed: false, ..neutral };
         let fail = |failure| Decision::Fail { slot, failure };
@@ -233,6 +268,17 @@ mod tests {
     }
 
     #[test]
+    fn a_time_is_read_as_the_closest_one_to_the_time_of_reading() {
+        let micros = |count: u64| Time(count * 1_000);
+        let round = u64::from(u32::MAX) + 1;
+        for (now, since) in [(7 * round + 5, 7 * round - 5), (7 * round - 5, 7 * round + 5), (5, 5), (round, round - 1)]
+        {
+            assert_eq!(whole(micros(now), short(micros(since))), micros(since), "{since} at {now}");
+        }
+        assert_eq!(whole(micros(5), u32::MAX), Time::ZERO, "there was none before");
+    }
+
+    #[test]
     fn that_more_of_a_group_follow_is_said_beside_the_decision() {
         let slot = (PartId { key: TensorKey(1), index: 0 }, Round(0));
         let decision = Decision::Fail { slot, failure: Failure::GaveUp { rank: 1 } };
@@ -246,15 +292,15 @@ mod tests {
 
     #[test]
     fn what_means_nothing_is_not_acted_on() {
-        assert_eq!(Announcement::of([0; ANNOUNCEMENT_WORDS]), None);
+        assert_eq!(Announcement::of(NOW, [0; ANNOUNCEMENT_WORDS]), None);
         let slot = (PartId { key: TensorKey(1), index: 0 }, Round(0));
         let odd = Claim { bytes: 6, members: 1, ..Claim::SUM };
-        assert_eq!(Announcement::of(Announcement::Ready(slot, odd).words()), None, "half an element");
+        assert_eq!(Announcement::of(NOW, Announcement::Ready(slot, odd).words()), None, "half an element");
         let weighted = Claim { op: Op::WeightedMean, dtype: DType::I8, ..odd };
-        assert_eq!(Announcement::of(Announcement::Ready(slot, weighted).words()), None, "no meaning");
+        assert_eq!(Announcement::of(NOW, Announcement::Ready(slot, weighted).words()), None, "no meaning");
         let of_last = |round| {
             let declined = Declined { slot: (slot.0, Round(round)), members: 1 };
-            Announcement::of(Announcement::Withdrawn(declined).words())
+            Announcement::of(NOW, Announcement::Withdrawn(declined).words())
         };
         assert!(of_last(u64::MAX).is_none(), "a round that cannot be");
         let stranger = Decision::Fail { slot, failure: Failure::GaveUp { rank: 5 } };

@@ -14,6 +14,7 @@ use crate::mem::{Copies, Doubt, Region};
 use crate::types::{DType, DeviceKind, Epoch, Finding, Incarnation, Op, PartId, Priority, Round, TensorKey, WorkerId};
 
 mod devices;
+mod lateness;
 mod looks;
 mod losses;
 mod tiers;
@@ -664,7 +665,7 @@ fn options(rank: usize, ranks: &[LocalRank]) -> HostOptions {
         join_timeout: PATIENCE,
         step_timeout: PATIENCE,
         stall_warn: Duration::ZERO,
-        on_stall: Box::new(|_| ()),
+        hears: Hears::default(),
         on_lost: Box::new(|_| ()),
         oldest_every: 16,
         nan_check: NanCheck::Off,

@@ -1,6 +1,6 @@
 use super::*;
-use crate::types::TensorKey;
-use crate::types::{DType, DeviceKind, Op};
+use crate::random::Random;
+use crate::types::{DType, DeviceKind, Op, TensorKey};
 
 #[test]
 fn what_all_are_ready_for_goes_most_urgent_first() {
@@ -220,7 +220,7 @@ fn who_names_ranks_that_do_not_exist_or_is_no_member_breaks_the_rules() {
 #[test]
 fn whatever_the_order_of_arrival_every_part_is_decided_once() {
     for seed in 0..500_u64 {
-        let mut random = Random(seed);
+        let mut random = Random::new(seed);
         let ranks = 1 + random.below(5) as u32;
         let mut order = Order::new(ranks, random.below(4) as u32);
         // Each rank walks through all parts and rounds, the rounds of a part in order.
@@ -289,21 +289,21 @@ fn a_rank_cannot_fill_the_memory_of_the_leader() {
 #[test]
 fn whatever_ranks_announce_the_order_goes_on() {
     for seed in 0..2_000_u64 {
-        let mut random = Random(seed);
+        let mut random = Random::new(seed);
         let ranks = 1 + random.below(3) as u32;
         let mut order = Order::new(ranks, random.below(3) as u32);
         for _ in 0..60 {
             let rank = random.below(u64::from(ranks)) as u32;
             let slot = slot(random.below(2), random.below(3));
             match random.below(8) {
-                0 => drop(order.handle_withdrawn(rank, Declined { slot, members: random.members() })),
+                0 => drop(order.handle_withdrawn(rank, Declined { slot, members: members(&mut random) })),
                 1 => order.handle_overdue(slot, Duration::from_secs(1)),
                 2 if random.below(10) == 0 => order.handle_left(rank),
                 3 => while order.next_decision().is_some() {},
                 _ => {
                     let failed = random.below(8) == 0;
                     let bytes = 4 + 4 * (random.below(10) / 9);
-                    let (members, claim) = (random.members(), urgent(random.below(3) as i32));
+                    let (members, claim) = (members(&mut random), urgent(random.below(3) as i32));
                     let _ = order.handle_ready(rank, slot, Claim { failed, bytes, members, ..claim });
                 }
             }
@@ -314,27 +314,9 @@ fn whatever_ranks_announce_the_order_goes_on() {
     }
 }
 
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, limit: u64) -> u64 {
-        // SplitMix64.
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        (mixed ^ (mixed >> 31)) % limit
-    }
-
-    /// All ranks mostly, else any bits.
-    fn members(&mut self) -> u64 {
-        if self.below(4) > 0 { Claim::ALL_RANKS } else { self.below(16) }
-    }
-
-    fn shuffle(&mut self, items: &mut [u64]) {
-        for end in (1..items.len()).rev() {
-            items.swap(end, self.below(end as u64 + 1) as usize);
-        }
-    }
+/// All ranks mostly, else any bits.
+fn members(random: &mut Random) -> u64 {
+    if random.below(4) > 0 { Claim::ALL_RANKS } else { random.below(16) }
 }
 
 fn slot(part: u64, round: u64) -> Slot {

@@ -1,7 +1,7 @@
 //! The events of the recorder, and how one lies in seven words.
 
-use super::slot::WORDS;
 use crate::pipeline::Stage;
+use crate::runtime::recording::{WORDS, words};
 use crate::types::{Demand, Time};
 
 /// Something that happened.
@@ -11,7 +11,7 @@ pub(super) struct Event {
     pub(super) head: Head,
     /// The key of the tensor, or of the first tensor of the part; of [`Kind::Formed`] the term of the epoch.
     pub(super) key: u64,
-    /// The round, or [`UNKNOWN`]; of [`Kind::Formed`] the number of the epoch.
+    /// The round, or [`UNKNOWN`](crate::runtime::recording::UNKNOWN); of [`Kind::Formed`] the number of the epoch.
     pub(super) round: u64,
     /// The number of the submission or of the handle; of a part its index.
     pub(super) id: u64,
@@ -19,14 +19,11 @@ pub(super) struct Event {
     pub(super) amount: u64,
 }
 
-/// A round that is not known yet.
-pub(super) const UNKNOWN: u64 = u64::MAX;
-
 /// What kind of event it is, in one word.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Head {
     pub(super) kind: Kind,
-    /// Of [`Kind::Submitted`].
+    /// Of [`Kind::Submitted`] and of events of a part.
     pub(super) operation: Operation,
     /// Of events of a part: where it is.
     pub(super) stage: Option<Stage>,
@@ -36,31 +33,9 @@ pub(super) struct Head {
     pub(super) server: u32,
 }
 
-macro_rules! words {
-    ($(#[$about:meta])* $name:ident { $($(#[$doc:meta])* $variant:ident = $word:literal,)+ }) => {
-        $(#[$about])*
-        #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-        #[repr(u8)]
-        pub(in crate::engine) enum $name { $($(#[$doc])* $variant,)+ }
-
-        impl $name {
-            const ALL: &[Self] = &[$(Self::$variant,)+];
-
-            /// The word for it in a dump.
-            pub(super) fn word(self) -> &'static str {
-                match self { $(Self::$variant => $word,)+ }
-            }
-
-            fn of(code: u64) -> Option<Self> {
-                Self::ALL.get(usize::try_from(code).ok()?).copied()
-            }
-        }
-    };
-}
-
 words! {
     /// What happened.
-    Kind {
+    pub(in crate::engine) enum Kind {
         /// A tensor was submitted.
         Submitted = "submitted",
         /// A part waits for its first stage: all tensors of it were submitted.
@@ -84,7 +59,7 @@ words! {
 
 words! {
     /// What a submission does.
-    Operation {
+    pub(in crate::engine) enum Operation {
         /// A sum over workers.
         Reduce = "reduce",
         /// A use of a parameter.
@@ -98,7 +73,7 @@ words! {
 
 words! {
     /// How something ended.
-    Ended {
+    pub(in crate::engine) enum Ended {
         /// It was done.
         Done = "done",
         /// It will be repeated.
@@ -166,6 +141,7 @@ impl Event {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::runtime::recording::UNKNOWN;
 
     #[test]
     fn every_event_comes_back_from_its_words() {

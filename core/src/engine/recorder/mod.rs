@@ -5,40 +5,41 @@
 //!  under the engine's lock ──begin, change, end──► open: all that has not ended    ─┼─► a dump, without the engine's lock
 //!  declarations, errors, notices ──texts──► names, and a few texts, each bounded   ─┘
 //! ```
-//! A dump must be possible while every thread of the engine is stuck. So it takes no lock of the engine: events and open operations are read
-//! while others write them ([`slot`]), and the lock of the texts is held for an insertion only.
+//! A dump must be possible while every thread of the engine is stuck, so it takes no lock of the engine
+//! ([`recording`](crate::runtime::recording)).
 //!
-//! Events carry keys, not names, and take the time from their caller, because an event is written in some nanoseconds. [`dump`](mod@dump)
-//! finds the names.
+//! Events carry keys, not names, and take the time from their caller, because an event is written in some nanoseconds. [`dump`] finds
+//! the names.
 
 mod dump;
 mod event;
 mod open;
-mod ring;
-mod slot;
 mod texts;
 
-pub(super) use dump::About;
-pub use dump::FORM;
 pub(super) use event::Operation;
 
-use event::{Ended, Event, Head, Kind, UNKNOWN};
-use open::{Open, OpenTable, Parts};
-use ring::Ring;
+use std::sync::Arc;
+
+use event::{Ended, Event, Head, Kind};
+use open::{Open, Parts};
 use texts::Texts;
 
 use crate::error::{Error, Result};
 use crate::pipeline::Stage;
+use crate::runtime::recording::{self, Copied, OpenTable, Recorder as _, Ring, UNKNOWN};
 use crate::sched::Outcome;
 use crate::types::{PartId, Round, ServerId, TensorKey, TensorSpec, Time, View, whole_ns};
 use crate::wire::frame::Stall;
 use crate::worker::Stuck;
 
+/// The recorder of a worker, and where it is dumped.
+pub type Flight = recording::Flight<Recorder>;
+
 /// The recorder of one worker.
 #[derive(Debug)]
-pub(super) struct Recorder {
+pub struct Recorder {
     ring: Ring,
-    open: OpenTable,
+    open: OpenTable<Open>,
     texts: Texts,
 }
 
@@ -49,20 +50,16 @@ pub(super) struct Subject<'a> {
     pub(super) round: Round,
     pub(super) bytes: u64,
     pub(super) server: ServerId,
+    /// What these submissions do: a part in a round may be of a sum, and of a use of its residual.
+    pub(super) operation: Operation,
     /// The submissions that the part serves.
     pub(super) submissions: &'a [u64],
 }
 
 impl Recorder {
-    /// A recorder of the newest `events`, and of a quarter as many open operations. It records nothing if `events` is 0.
+    /// A recorder of the newest `events`, and of all open operations. It records nothing if `events` is 0.
     pub(super) fn new(events: u32) -> Self {
-        let events = usize::try_from(events).expect("a setting of 32 bits");
-        Self { ring: Ring::new(events), open: OpenTable::new(events / 4), texts: Texts::default() }
-    }
-
-    /// Whether it records anything.
-    pub(super) fn is_on(&self) -> bool {
-        self.ring.len() > 0
+        Self { ring: Ring::new(events), open: OpenTable::of_recorder(events), texts: Texts::default() }
     }
 
     /// A tensor of a submission was submitted; with the first one, as `is_first` says, the submission begins. The round is `None` if the tensor is
@@ -121,7 +118,14 @@ impl Recorder {
         });
     }
 
-    /// A submission of so many tensors has ended.
+    /// A submission ends by this error.
+    pub(super) fn failed(&self, now: Time, id: u64, error: &Error) {
+        if self.is_on() {
+            self.texts.failed(now, id, error);
+        }
+    }
+
+    /// A submission of so many tensors has ended. If it has [failed](Self::failed), that was told before.
     pub(super) fn resolved(&self, now: Time, id: u64, tensors: u64, outcome: &Result<()>) {
         if !self.is_on() {
             return;
@@ -130,9 +134,6 @@ impl Recorder {
         let head = Head { ended, ..Head::of(Kind::Resolved) };
         self.write(Event { at: now, head, key: 0, round: UNKNOWN, id, amount: tensors });
         self.open.end(id);
-        if let Err(error) = outcome {
-            self.texts.failed(now, id, error);
-        }
     }
 
     /// The job has these members now.
@@ -141,7 +142,6 @@ impl Recorder {
         let (term, number) = (u64::from(view.epoch.term), u64::from(view.epoch.number));
         let head = Head::of(Kind::Formed);
         self.write(Event { at: now, head, key: term, round: number, id: 0, amount: workers });
-        self.texts.formed(view.epoch.to_string(), u32::try_from(workers).unwrap_or(u32::MAX));
     }
 
     /// This worker warns of a submission.
@@ -181,28 +181,17 @@ impl Recorder {
         self.texts.notice(now, tensor, stall, detail);
     }
 
-    /// This worker can do no more. Returns whether it is the first error that says so.
-    pub(super) fn ended(&self, now: Time, error: &Error) -> bool {
-        self.texts.ended(now, error)
-    }
-
-    /// The dump, in JSON. [`About::text`] says what is in it.
-    pub(super) fn dump(&self, now: Time, about: &About) -> String {
-        about.text(now, &self.ring.read(), &self.open.read(), &self.texts.read())
-    }
-
     /// An event of a part, and what it changes in the operations to which the part belongs.
     fn part(&self, now: Time, head: Head, subject: Subject<'_>, change: impl Fn(&mut Open)) {
         if !self.is_on() {
             return;
         }
-        let Subject { part: PartId { key, index }, round, bytes, submissions, .. } = subject;
+        let Subject { part: PartId { key, index }, round, bytes, operation, submissions, .. } = subject;
+        let head = Head { operation, ..head };
         self.write(Event { at: now, head, key: key.0, round: round.0, id: u64::from(index), amount: bytes });
         for id in submissions {
             self.open.change(*id, |open| {
-                // What kind of operation it is stays.
-                let operation = Head::of_word(open.last).map_or(Operation::Reduce, |last| last.operation);
-                (open.moved, open.last) = (now.0, Head { operation, ..head }.to_word());
+                (open.moved, open.last) = (now.0, head.to_word());
                 change(open);
             });
         }
@@ -210,6 +199,21 @@ impl Recorder {
 
     fn write(&self, event: Event) {
         self.ring.write(event.to_words());
+    }
+}
+
+impl recording::Recorder for Recorder {
+    fn is_on(&self) -> bool {
+        self.ring.is_on()
+    }
+
+    fn copy(&self) -> Copied {
+        let (newest, open, told) = (self.ring.read(), self.open.read(), self.texts.read());
+        Arc::new(move || dump::recorded(&newest, &open, &told))
+    }
+
+    fn counts(&self) -> (u64, u64) {
+        self.ring.counts()
     }
 }
 

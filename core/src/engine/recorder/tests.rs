@@ -3,6 +3,9 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::*;
+use crate::allocation::allocations_of;
+use crate::error::Error;
+use crate::runtime::recording::Recorded;
 use crate::types::{DType, WorkerId};
 
 #[test]
@@ -24,11 +27,22 @@ fn a_dump_says_which_operations_are_open_and_how_far_they_are() {
             "server": 2, "parts": 2, "handed_over": 1, "answered": 0,
         }])
     );
-    assert_eq!((&dump["form"], &dump["index"], &dump["now_ns"]), (&FORM.into(), &5.into(), &100.into()));
-    assert_eq!(dump["unix_ns"], 1_100);
     assert_eq!(dump["tensors"], json!(["w"]));
-    assert_eq!(dump["events"][0], json!([10, "submitted", 0, 7, 3, null, "reduce", 0, 16]));
-    assert_eq!(dump["events"][4], json!([13, "finished", 0, 7, 0, "PUSH", "done", 2, 16]));
+    assert_eq!(dump["events"][0], json!([10, "submitted", 0, 7, 3, null, null, 0, 16, "reduce"]));
+    assert_eq!(dump["events"][4], json!([13, "finished", 0, 7, 0, "PUSH", "done", 2, 16, "reduce"]));
+}
+
+#[test]
+fn a_part_of_a_residual_is_told_from_the_part_of_the_sum_in_the_same_round() {
+    let recorder = recorder();
+    let residual = Subject { operation: Operation::Residual, ..subject("w", 7, &[3]) };
+    recorder.submitted(Time(10), 3, (TensorKey::of("w"), Some(Round(7))), (Operation::Residual, 16), true);
+    recorder.finished(Time(11), Stage::Push, &Outcome::Done, residual);
+    recorder.finished(Time(12), Stage::Push, &Outcome::Done, subject("w", 7, &[4]));
+    let dump = dump(&recorder);
+    assert_eq!(dump["events"][1], json!([11, "finished", 0, 7, 0, "PUSH", "done", 2, 16, "residual"]));
+    assert_eq!(dump["events"][2], json!([12, "finished", 0, 7, 0, "PUSH", "done", 2, 16, "reduce"]));
+    assert_eq!((&dump["open"][0]["operation"], &dump["open"][0]["moved_ns"]), (&"residual".into(), &11.into()));
 }
 
 #[test]
@@ -51,13 +65,13 @@ fn an_operation_that_has_ended_is_not_open_and_its_error_is_told() {
     submit(&recorder, 1, 1, "a", Some(0));
     submit(&recorder, 2, 2, "b", Some(0));
     recorder.resolved(Time(3), 1, 1, &Ok(()));
+    recorder.failed(Time(4), 2, &Error::Cancelled);
     recorder.resolved(Time(4), 2, 1, &Err(Error::Cancelled));
     let dump = dump(&recorder);
     assert_eq!(dump["open"], json!([]));
     let text = Error::Cancelled.to_string();
     assert_eq!(dump["errors"], json!([{ "at_ns": 4, "id": 2, "kind": "Cancelled", "late": false, "error": text }]));
-    assert_eq!(dump["events"][3], json!([4, "resolved", null, null, 2, null, "failed", 0, 1]));
-    assert_eq!(dump["end"], Value::Null);
+    assert_eq!(dump["events"][3], json!([4, "resolved", null, null, 2, null, "failed", 0, 1, null]));
 }
 
 #[test]
@@ -75,19 +89,17 @@ fn open_operations_are_there_when_their_events_have_been_overwritten() {
 }
 
 #[test]
-fn the_end_the_notices_and_the_waits_are_in_the_dump() {
+fn the_notices_and_the_waits_are_in_the_dump() {
     let recorder = recorder();
     let part = PartId { key: TensorKey(1), index: 0 };
     let stall = Stall { part, round: Round(3), missing: vec![WorkerId(1)], waited: Duration::from_secs(9) };
     recorder.told(Time(1), "w", &stall, "rank 1 submitted v");
     recorder.waits(Time(2), 9);
     recorder.waited(Time(5), 9, Time(2));
-    assert!(recorder.ended(Time(6), &Error::Internal { what: "it broke".to_owned() }));
     let dump = dump(&recorder);
     let notice = json!([{ "at_ns": 1, "tensor": "w", "round": 3, "missing": [1], "detail": "rank 1 submitted v" }]);
     assert_eq!(dump["notices"], notice);
-    assert_eq!(dump["events"][1], json!([5, "waited", null, null, 9, null, null, 0, 3]));
-    assert_eq!((&dump["end"]["at_ns"], &dump["end"]["kind"]), (&6.into(), &"Internal".into()));
+    assert_eq!(dump["events"][1], json!([5, "waited", null, null, 9, null, null, 0, 3, null]));
 }
 
 #[test]
@@ -106,10 +118,33 @@ fn a_recorder_that_is_off_records_nothing() {
     recorder.name(&[TensorSpec::new("w", DType::F32, vec![4])]);
     submit(&recorder, 1, 1, "w", Some(0));
     recorder.queued(Time(2), subject("w", 0, &[1]));
+    recorder.failed(Time(3), 1, &Error::Cancelled);
     recorder.resolved(Time(3), 1, 1, &Err(Error::Cancelled));
     let dump = dump(&recorder);
     assert_eq!((&dump["events"], &dump["open"], &dump["errors"]), (&json!([]), &json!([]), &json!([])));
     assert_eq!((&dump["events_written"], &dump["open_left_out"]), (&0.into(), &0.into()));
+}
+
+#[test]
+fn a_sum_is_recorded_without_an_allocation() {
+    let recorder = recorder();
+    let allocated = allocations_of(|| {
+        for id in 1..100 {
+            let submissions = [id];
+            let subject = subject("w", id, &submissions);
+            submit(&recorder, 1, id, "w", Some(id));
+            recorder.queued(Time(2), subject);
+            for stage in [Stage::Push, Stage::Pull] {
+                recorder.taken(Time(3), stage, subject);
+                recorder.finished(Time(4), stage, &Outcome::Done, subject);
+            }
+            recorder.waits(Time(5), id);
+            recorder.resolved(Time(6), id, 1, &Ok(()));
+            recorder.waited(Time(7), id, Time(5));
+        }
+    });
+    assert_eq!(allocated, 0);
+    assert_eq!(dump(&recorder)["events_written"], 99 * 9);
 }
 
 /// Of 64 events and 16 open operations.
@@ -124,17 +159,13 @@ fn submit(recorder: &Recorder, at: u64, id: u64, name: &str, round: Option<u64>)
 
 fn subject<'a>(name: &str, round: u64, submissions: &'a [u64]) -> Subject<'a> {
     let part = PartId { key: TensorKey::of(name), index: 0 };
-    Subject { part, round: Round(round), bytes: 16, server: ServerId(2), submissions }
+    Subject { part, round: Round(round), bytes: 16, server: ServerId(2), operation: Operation::Reduce, submissions }
 }
 
 fn dump(recorder: &Recorder) -> Value {
-    let about = About {
-        job: "night".to_owned(),
-        rank: Some(5),
-        pid: 77,
-        host: "n5".to_owned(),
-        reason: "a test".to_owned(),
-        origin_unix_ns: 1_000,
-    };
-    serde_json::from_str(&recorder.dump(Time(100), &about)).unwrap()
+    let Recorded { events, written, others, .. } = recorder.read();
+    let mut dump = Value::Object(others);
+    dump["events"] = serde_json::from_str(&format!("[{events}]")).unwrap();
+    dump["events_written"] = written.into();
+    dump
 }

@@ -20,12 +20,8 @@ pub(super) struct Told {
     pub(super) first_errors: Vec<Failure>,
     /// The last one, if it is none of those.
     pub(super) last_error: Option<Failure>,
-    /// The first error that ended the work of this worker.
-    pub(super) end: Option<(Time, Error)>,
     /// What the coordinator said last of sums that wait, up to [`NOTICES_MAX`].
     pub(super) notices: VecDeque<Notice>,
-    /// The members of the job in the latest epoch.
-    pub(super) epoch: Option<(String, u32)>,
 }
 
 /// An operation that failed.
@@ -78,14 +74,6 @@ impl Texts {
         }
     }
 
-    /// The work of this worker has ended by an error. The first one counts. Returns whether it is the first.
-    pub(super) fn ended(&self, at: Time, error: &Error) -> bool {
-        let mut told = self.lock();
-        let is_first = told.end.is_none();
-        told.end.get_or_insert_with(|| (at, error.clone()));
-        is_first
-    }
-
     /// The coordinator said that a sum waits.
     pub(super) fn notice(&self, at: Time, tensor: &str, stall: &Stall, detail: &str) {
         let mut told = self.lock();
@@ -97,11 +85,6 @@ impl Texts {
         let missing = stall.missing.iter().take(RANKS_MAX).map(|rank| rank.0).collect();
         let (tensor, detail) = (tensor.to_owned(), detail.to_owned());
         told.notices.push_back(Notice { at, tensor, round, missing, detail });
-    }
-
-    /// The job has another epoch, with so many workers.
-    pub(super) fn formed(&self, epoch: String, workers: u32) {
-        self.lock().epoch = Some((epoch, workers));
     }
 
     /// A copy of all.
@@ -146,14 +129,6 @@ mod tests {
         let told = texts.read();
         let first: Vec<u64> = told.first_errors.iter().map(|failure| failure.id).collect();
         assert_eq!((first, told.last_error.map(|failure| failure.id)), ((0..8).collect(), Some(19)));
-    }
-
-    #[test]
-    fn the_end_is_the_first_one() {
-        let texts = Texts::default();
-        assert!(texts.ended(Time(1), &Error::Cancelled));
-        assert!(!texts.ended(Time(2), &Error::Internal { what: "later".to_owned() }));
-        assert_eq!(texts.read().end, Some((Time(1), Error::Cancelled)));
     }
 
     #[test]

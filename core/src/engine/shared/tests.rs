@@ -1,17 +1,27 @@
-//! A panic under the lock ends every handle.
+//! A panic under the lock ends every handle. What fails is dumped by the flight recorder.
+
+use std::path::Path;
+
+use serde_json::Value;
 
 use super::*;
+use crate::cluster::MemberEvent;
 use crate::config::Config;
 use crate::engine::dispatcher::Dispatcher;
-use crate::engine::flight::Flight;
+use crate::engine::events::on_event;
 use crate::engine::handle::Handle;
+use crate::engine::recorder::{Flight, Recorder};
 use crate::local::Progress;
 use crate::mem::Copies;
+use crate::metrics::{self, Cell as _};
+use crate::runtime::exporter::Shown as _;
 use crate::runtime::exporter::tests::{exporter, get};
 use crate::sched::SchedulerConfig;
 use crate::transport::{Answer, LinkLost, Peer, Push, Torn};
-use crate::types::{DeviceKind, Done, ExchangeId, LinkId};
-use crate::worker::WorkerSettings;
+use crate::types::{
+    DType, Demand, DeviceKind, Done, ExchangeId, InCopies, LinkId, Op, Priority, Role, Round, TensorSpec,
+};
+use crate::worker::{Tensor, Terms, WorkerSettings};
 
 #[test]
 fn a_panic_of_the_machine_ends_every_handle_with_a_typed_error() {
@@ -71,6 +81,32 @@ fn metrics_are_shown_while_the_lock_is_held() {
 }
 
 #[test]
+fn a_step_lasts_from_the_first_sum_of_a_round_to_that_of_the_next_one() {
+    let shared = shared();
+    let begins = |millis: u64, round: Option<u64>| {
+        let now = Time::ZERO + Duration::from_millis(millis);
+        shared.with(|state, _| state.follow_step(now, round.map(Round))).unwrap();
+    };
+    for (millis, round) in [(10, None), (100, Some(0)), (150, Some(0)), (300, Some(1)), (310, Some(0)), (320, None)] {
+        begins(millis, round);
+    }
+    let metrics::Value::Histogram(steps) = shared.metrics.step_duration_nanoseconds.value() else {
+        panic!("a histogram")
+    };
+    assert_eq!((steps.count(), steps.nanoseconds), (1, 200_000_000));
+}
+
+#[test]
+fn the_recorders_events_are_counted_when_somebody_asks() {
+    let shared = shared();
+    shared.probe.rank.set(3).unwrap();
+    (0..70).for_each(|handle| shared.flight.recorder.waits(Time::ZERO, handle));
+    let told = shared.probe.values().unwrap();
+    let of = |name: &str| told.family(name).find(|(sink, _)| *sink == ["recorder"]).map(|(_, count)| count);
+    assert_eq!((of("trace_events"), of("trace_events_lost")), (Some(70), Some(0)), "also those that were overwritten");
+}
+
+#[test]
 fn an_engine_that_stopped_is_not_ready() {
     let (shared, exporter) = (shared(), exporter("127.0.0.1:0"));
     let _exposure = exporter.show(Arc::clone(&shared.probe) as _);
@@ -79,6 +115,76 @@ fn an_engine_that_stopped_is_not_ready() {
     shared.with(|_, _| panic!("planted")).unwrap_err();
     let told = get(&exporter, "/readyz");
     assert!(told.starts_with("HTTP/1.1 503 ") && told.ends_with("worker: failed\n"), "{told}");
+}
+
+#[test]
+fn the_dump_of_the_end_of_the_job_has_the_operations_that_it_ends() {
+    let dir = tempfile::tempdir().unwrap();
+    let shared = recorded(dir.path());
+    let (id, handle) = submit(&shared);
+    let lost = || Error::PeerLost { member: "worker 1".to_owned(), host: "n1".to_owned(), cause: "x".to_owned() };
+    on_event(&shared, MemberEvent::Failed(lost()));
+    assert_eq!(handle.wait(None), Err(lost()));
+    let dump = dumped(&shared, dir.path()).expect("the end of the job");
+    assert_eq!((&dump["end"]["kind"], &dump["errors"]), (&"PeerLost".into(), &serde_json::json!([])));
+    let open = &dump["open"];
+    assert_eq!((open.as_array().unwrap().len(), &open[0]["id"], &open[0]["tensor"]), (1, &id.into(), &"w".into()));
+}
+
+#[test]
+fn an_operation_that_fails_is_dumped_unless_its_caller_wanted_its_end() {
+    for (end, reason) in [
+        (refuse as fn(&mut State, Time, u64), Some("an operation failed: x: full")),
+        (|state, now, id| state.worker.cancel(now, id), None),
+        (leave, None),
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        let shared = recorded(dir.path());
+        let (id, handle) = submit(&shared);
+        shared.report(|state, now| end(state, now, id));
+        handle.wait(None).unwrap_err();
+        let dump = dumped(&shared, dir.path());
+        assert_eq!(dump.as_ref().map(|dump| dump["reason"].as_str().unwrap()), reason);
+        let found = dump.map(|dump| [&dump["open"][0]["id"], &dump["errors"][0]["id"]].map(Value::clone));
+        assert_eq!(found, reason.map(|_| [id.into(), id.into()]), "it is in the dump of its failure");
+    }
+}
+
+fn leave(state: &mut State, now: Time, id: u64) {
+    state.leave(now, Duration::ZERO);
+    refuse(state, now, id);
+}
+
+/// The declaration of the tensor fails.
+fn refuse(state: &mut State, now: Time, _id: u64) {
+    let error = Error::Io { what: "x".to_owned(), cause: "full".to_owned() };
+    state.worker.handle_declared(now, 1, Err(error));
+}
+
+/// Submits a tensor that the coordinator never answers. Returns the number of the submission.
+fn submit(shared: &Arc<Shared>) -> (u64, Handle) {
+    let spec = TensorSpec::new("w", DType::F32, vec![1]);
+    let (key, demand) = (spec.key(), Demand::Reduce { op: Op::Sum, weight: 1.0 });
+    let submit = |state: &mut State, now| {
+        let in_copies = InCopies::Nothing;
+        let tensor =
+            Tensor { key, bytes: 4, device: None, in_copies, in_place: true, priority: Priority(0), cuts: None };
+        let id = state.worker.submit(now, &spec, tensor, Terms { demand, timeout: None });
+        state.record(now, id, (key, None), (&demand, 4), true);
+        let (handle, done) = Handle::new(id, None, Arc::default(), |_| {});
+        let taken = state.loans.take_all(std::iter::empty()).expect("nothing is in use");
+        state.loans.lend(id, &taken, Vec::new(), None, done);
+        (id, handle)
+    };
+    shared.with(submit).unwrap()
+}
+
+/// The dump of a failure, if there is one.
+fn dumped(shared: &Shared, dump_dir: &Path) -> Option<Value> {
+    shared.flight.settle(Duration::from_secs(60));
+    let mut files = std::fs::read_dir(dump_dir.join("flight")).ok()?;
+    let text = std::fs::read(files.next().expect("one file").unwrap().path()).unwrap();
+    Some(serde_json::from_slice(&text).unwrap())
 }
 
 /// The handle of a submission that nothing ends.
@@ -93,6 +199,15 @@ fn lend(shared: &Arc<Shared>, id: u64) -> Handle {
 }
 
 fn shared() -> Arc<Shared> {
+    shared_by(&Config::default())
+}
+
+/// One that dumps failures below this directory.
+fn recorded(dump_dir: &Path) -> Arc<Shared> {
+    shared_by(&Config { dump_dir: Some(dump_dir.to_owned()), ..Config::default() })
+}
+
+fn shared_by(config: &Config) -> Arc<Shared> {
     let clock = Clock::start();
     let (scheduler, stall_warn, device) = (SchedulerConfig::default(), Duration::ZERO, DeviceKind::Host);
     let worker = Worker::new(
@@ -108,10 +223,20 @@ fn shared() -> Arc<Shared> {
         },
     );
     let metrics = Metrics::new(&Copies::default());
-    let dispatcher = Arc::new(Dispatcher::default());
-    let flight = Arc::new(Flight::new(&Config::default(), clock));
+    let dispatcher = Arc::new(WithoutCoordinator(Dispatcher::default()));
+    let flight = Arc::new(Flight::new(config, Role::Worker, clock, Recorder::new(64)));
     let checks = (Checksum::Never, NanCheck::Off);
     Arc::new(Shared::new(Arc::new(Nowhere), None, metrics, clock, checks, (worker, flight), dispatcher))
+}
+
+/// A dispatcher whose declarations get no answer.
+struct WithoutCoordinator(Dispatcher);
+
+impl Dispatch for WithoutCoordinator {
+    fn carry_out(&self, shared: &Arc<Shared>, mut effects: Vec<Effect>, here_bytes_max: u64) {
+        effects.retain(|effect| !matches!(effect, Effect::Declare { .. }));
+        self.0.carry_out(shared, effects, here_bytes_max);
+    }
 }
 
 /// A transport that reaches nobody.

@@ -14,8 +14,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, RwLock};
 
 use crate::error::{Error, Result};
+use crate::metrics::TraceCounts;
 use crate::pipeline::stage::Stage;
-use crate::runtime::timeline::{Clocks, Event, Gate, Group, Of, Owner, Span, Writer};
+use crate::runtime::timeline::{Clocks, Event, Gate, Note, Owner, Times, Writer};
 use crate::runtime::{Clock, JobClock};
 use crate::sched::{Outcome, Task, TaskId};
 use crate::types::{PartId, Round, Time, WorkerId};
@@ -25,6 +26,7 @@ use crate::types::{PartId, Round, Time, WorkerId};
 pub struct Timeline {
     clocks: Clocks,
     bytes_max: u64,
+    counts: TraceCounts,
     writer: RwLock<Option<Writer>>,
     /// Whether the file waits for its first step: the script's own spans are not shown before.
     waits: AtomicBool,
@@ -33,7 +35,19 @@ pub struct Timeline {
 impl Timeline {
     /// No file yet; one takes at most `bytes_max` bytes. `clock` is that of the tasks, and `job` that of their job, if there is one.
     pub fn new(clock: Clock, job: Option<JobClock>, bytes_max: u64) -> Self {
-        Self { clocks: Clocks { own: clock, job }, bytes_max, writer: RwLock::new(None), waits: AtomicBool::new(false) }
+        Self {
+            clocks: Clocks { own: clock, job },
+            bytes_max,
+            counts: TraceCounts::default(),
+            writer: RwLock::new(None),
+            waits: AtomicBool::new(false),
+        }
+    }
+
+    /// The same, whose events are counted in `counts`.
+    #[must_use]
+    pub fn counted_in(self, counts: TraceCounts) -> Self {
+        Self { counts, ..self }
     }
 
     /// Opens the file of worker `rank`, and says which it is: see [`Owner::path`] for `place`.
@@ -58,7 +72,7 @@ impl Timeline {
         }
         let owner = Owner::Worker(rank);
         let path = owner.path(place);
-        *writer = Some(Writer::open(&path, owner, self.bytes_max, self.clocks.clone())?);
+        *writer = Some(Writer::open(&path, owner, self.bytes_max, self.clocks.clone(), self.counts.clone())?);
         self.waits.store(!Gate::new(window).is_open(), Ordering::Relaxed);
         Ok(path)
     }
@@ -82,15 +96,8 @@ impl Timeline {
             && !self.waits.load(Ordering::Relaxed)
         {
             writer.thread(thread);
-            let name = name.to_owned().into();
-            writer.send(Event::Span(Span {
-                group: Group::Script,
-                row: thread.id,
-                name,
-                start_ns: self.clocks.own.since_origin_ns(start_ns),
-                end_ns: self.clocks.own.since_origin_ns(end_ns),
-                of: None,
-            }));
+            let [start_ns, end_ns] = [start_ns, end_ns].map(|at| self.clocks.own.since_origin_ns(at));
+            writer.send(Event::Script { row: thread.id, name: name.to_owned(), times: Times { start_ns, end_ns } });
         }
     }
 
@@ -172,8 +179,8 @@ impl TaskTrace {
         let Some(course) = self.courses.get_mut(&task.id) else { return };
         let since = std::mem::replace(&mut course.since, now);
         if let Place::Waits = std::mem::replace(&mut course.place, Place::Runs) {
-            let subject = course.subject.clone();
-            self.write(since, now, "QUEUE", subject, ("for", stage.name().to_owned()));
+            let subject = course.subject;
+            self.write(since, now, "QUEUE", subject, Note::For(stage.name()));
         }
     }
 
@@ -184,13 +191,13 @@ impl TaskTrace {
         let is_pulled = stage == Stage::Push && *outcome == Outcome::Done;
         let next = if is_pulled { Place::Runs } else { Place::Waits };
         if let Place::Runs = std::mem::replace(&mut course.place, next) {
-            let subject = course.subject.clone();
+            let subject = course.subject;
             let how = match outcome {
-                Outcome::Done => "done".to_owned(),
-                Outcome::Retry { error, .. } => format!("to be repeated: {error}"),
-                Outcome::Failed(error) => error.to_string(),
+                Outcome::Done => "done".into(),
+                Outcome::Retry { error, .. } => format!("to be repeated: {error}").into(),
+                Outcome::Failed(error) => error.to_string().into(),
             };
-            self.write(since, now, stage.name(), subject, ("outcome", how));
+            self.write(since, now, stage.name(), subject, Note::Outcome(how));
         }
     }
 
@@ -213,24 +220,17 @@ impl TaskTrace {
         self.courses.insert(id, Course { subject, since: now, place });
     }
 
-    fn write(&mut self, since: Time, until: Time, name: &'static str, subject: Subject, note: (&'static str, String)) {
+    fn write(&mut self, since: Time, until: Time, name: &'static str, subject: Subject, note: Note) {
         let row = self.rows.get_mut(&subject.part).expect("a task comes with its row");
-        let (number, tensors) = (row.number, Arc::clone(&row.tensors));
+        let number = row.number;
         if !row.named {
-            let subject = subject.clone();
-            row.named = self.timeline.send(Event::Row { row: number, subject, tensors: Arc::clone(&tensors) });
+            row.named = self.timeline.send(Event::Row { row: number, subject, tensors: Arc::clone(&row.tensors) });
         }
         // Spans of a row must not overlap. They would where a round is submitted before the one before it ended, for which it waits.
         let start = since.max(row.until);
         row.until = until;
-        self.timeline.send(Event::Span(Span {
-            group: Group::Parts,
-            row: number,
-            name: name.into(),
-            start_ns: start.signed_ns(),
-            end_ns: until.signed_ns(),
-            of: Some(Of::Task { subject, tensors, note }),
-        }));
+        let times = Times { start_ns: start.signed_ns(), end_ns: until.signed_ns() };
+        self.timeline.send(Event::Task { row: number, name, times, subject, note });
     }
 }
 

@@ -1,9 +1,10 @@
 use std::time::Duration;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::*;
 use crate::cluster::{Exchange, Offsets};
+use crate::metrics::{BySink, Cell as _, Sink, Value as Number};
 use crate::pipeline::{Duty, Pipeline, Route, Topology};
 use crate::sched::{Command, Scheduler, SchedulerConfig, TaskSpec};
 use crate::types::{DeviceKind, Priority, Round, ServerId, TensorKey};
@@ -33,10 +34,13 @@ fn a_task_leaves_its_stages_and_what_they_were_of() {
     let told: Vec<(&str, f64)> =
         spans.iter().map(|span| (span["name"].as_str().unwrap(), span["dur"].as_f64().unwrap())).collect();
     assert_eq!(told, [("QUEUE", 10.0), ("PUSH", 20.0), ("PULL", 50.0)]);
-    let args = &spans[1]["args"];
-    let words = ["tensor", "key", "part", "round", "bytes", "priority", "server", "outcome"];
-    let of = words.map(|word| args[word].to_string());
-    assert_eq!(of, ["\"weight\"", "\"0000000000000001\"", "2", "5", "100", "-3", "1", "\"done\""]);
+    assert_eq!(spans[1]["args"], json!({"round": 5, "outcome": "done"}));
+    assert_eq!(spans[0]["args"], json!({"round": 5, "for": "PUSH"}));
+    let about = json!({
+        "name": "weight [2]", "tensor": "weight", "key": "0000000000000001", "part": 2, "tensors": ["weight"],
+        "bytes": 100, "priority": -3, "server": 1,
+    });
+    assert_eq!(rows(&path), [about]);
     let begins: Vec<f64> = spans.iter().map(|span| span["ts"].as_f64().unwrap()).collect();
     assert_eq!(begins, [0.0, 10.0, 30.0], "microseconds since the clock began");
 }
@@ -55,7 +59,31 @@ fn a_repeated_push_says_why() {
     });
     let spans = spans(&path);
     assert!(spans[1]["args"]["outcome"].as_str().unwrap().starts_with("to be repeated: "));
-    assert_eq!(spans[1]["args"]["tensor"], "a + 1 more");
+    assert_eq!(rows(&path)[0]["tensor"], "a + 1 more");
+}
+
+#[test]
+fn a_span_says_what_differs_from_the_first_task_of_its_row() {
+    let place = tempfile::tempdir().unwrap();
+    let path = record(place.path(), |timeline| {
+        let mut trace = TaskTrace::new(Arc::clone(timeline), Window::default());
+        let mut scheduler = scheduler();
+        let (id, first) = submit(&mut scheduler);
+        let task = scheduler.take(at(1), Stage::Push).unwrap();
+        // The same task in other rounds.
+        let later = Subject { round: Round(6), bytes: 8, priority: Priority(4), server: ServerId(0), ..first };
+        let residual = Subject { is_residual: true, ..first };
+        for subject in [first, later, residual] {
+            trace.submitted(at(0), id, subject, || vec!["w".to_owned()]);
+            trace.taken(at(1), &task, Stage::Push);
+            trace.released(id);
+        }
+    });
+    let about: Vec<Value> = spans(&path).into_iter().map(|mut span| span["args"].take()).collect();
+    let differs = json!({"round": 6, "bytes": 8, "priority": 4, "server": 0, "for": "PUSH"});
+    let residual = json!({"round": 5, "use": "residual", "for": "PUSH"});
+    assert_eq!(about, [json!({"round": 5, "for": "PUSH"}), differs, residual]);
+    assert_eq!(rows(&path).len(), 1);
 }
 
 #[test]
@@ -87,7 +115,7 @@ fn a_window_of_steps_is_recorded_and_its_last_tasks_end_before_the_file_does() {
     let (first, of_first) = submit(&mut scheduler);
     timeline.record(thread, "too early", origin, origin + 1);
     // The same task in other rounds.
-    let in_round = |round| Subject { round: Round(round), ..of_first.clone() };
+    let in_round = |round| Subject { round: Round(round), ..of_first };
     trace.begins(Round(4));
     trace.submitted(at(0), first, in_round(4), || vec!["w".to_owned()]);
     trace.released(first);
@@ -144,7 +172,7 @@ fn a_file_says_when_its_clock_began_and_what_the_wall_clock_shows() {
     let events = read(&std::fs::read_to_string(&path).unwrap());
     assert_eq!(events[0]["name"], "gradlane_timeline");
     let about = &events[0]["args"];
-    assert_eq!((&about["version"], &about["member"]), (&1.into(), &"worker 3".into()));
+    assert_eq!((&about["version"], &about["member"]), (&2.into(), &"worker 3".into()));
     assert_eq!(about["process"].as_u64(), Some(u64::from(std::process::id())));
     assert_eq!(about["host"], crate::runtime::process::host());
     assert_eq!(about["monotonic"], Value::from(crate::runtime::process::monotonic_clock()));
@@ -184,9 +212,9 @@ fn a_file_says_what_the_coordinators_clock_shows_and_how_wrong_that_may_be() {
 fn a_full_file_says_how_much_is_missing() {
     let place = tempfile::tempdir().unwrap();
     let path = place.path().join("small.json");
-    let bytes_max = 4096;
+    let (bytes_max, counts) = (4096, TraceCounts::default());
     {
-        let timeline = Timeline::new(Clock::start(), None, bytes_max);
+        let timeline = Timeline::new(Clock::start(), None, bytes_max).counted_in(counts.clone());
         timeline.start(&path, WorkerId(0)).unwrap();
         for number in 0..1000 {
             timeline.record(Thread { id: 1, name: "main" }, "step", number, number + 1);
@@ -200,14 +228,25 @@ fn a_full_file_says_how_much_is_missing() {
     let lost = &events.last().unwrap()["args"]["count"];
     assert!(written > 0);
     assert_eq!(lost.as_u64(), Some(1000 - written));
+    let counted = |cell: &BySink| match cell.value() {
+        Number::Family(sinks) => sinks[Sink::Timeline as usize].1,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!((counted(&counts.events), counted(&counts.lost)), (1001, 1000 - written), "with the name of the row");
 }
 
 #[test]
 fn a_file_that_nobody_completed_can_be_read() {
     let place = tempfile::tempdir().unwrap();
     let path = place.path().join("killed.json");
-    let writer =
-        Writer::open(&path, Owner::Worker(WorkerId(1)), 1 << 20, Clocks { own: Clock::start(), job: None }).unwrap();
+    let writer = Writer::open(
+        &path,
+        Owner::Worker(WorkerId(1)),
+        1 << 20,
+        Clocks { own: Clock::start(), job: None },
+        TraceCounts::default(),
+    )
+    .unwrap();
     // The head is there before `open` returns, and whole lines follow.
     let text = std::fs::read_to_string(&path).unwrap();
     let closed = format!("{}]", text.trim_end().trim_end_matches(','));
@@ -223,6 +262,34 @@ fn only_one_timeline_is_recorded_at_a_time() {
     assert!(matches!(timeline.start(place.path(), WorkerId(0)), Err(Error::FailedPrecondition { .. })));
     timeline.stop();
     timeline.start(place.path(), WorkerId(0)).unwrap();
+}
+
+#[test]
+fn older_timelines_of_the_same_name_are_kept_up_to_nine() {
+    let place = tempfile::tempdir().unwrap();
+    let thread = Thread { id: 1, name: "main" };
+    let record = |place: &Path, number: u32| {
+        let timeline = Timeline::new(Clock::start(), None, 1 << 20);
+        let path = timeline.start(place, WorkerId(0)).unwrap();
+        timeline.record(thread, &number.to_string(), 0, 1);
+        timeline.stop();
+        path
+    };
+    for (place, name) in [(place.path().to_owned(), "comm"), (place.path().join("step.json"), "step.0")] {
+        let mut newest = PathBuf::new();
+        for number in 1..=12 {
+            newest = record(&place, number);
+        }
+        let told = |name: String| spans(&newest.with_file_name(name))[0]["name"].clone();
+        assert_eq!(newest.file_name().unwrap().to_str(), Some(&*format!("{name}.json")));
+        assert_eq!(told(format!("{name}.json")), "12");
+        assert_eq!([1, 2, 9].map(|age| told(format!("{name}-{age}.json"))), ["11", "10", "3"]);
+        assert!(!newest.with_file_name(format!("{name}-10.json")).exists());
+        // The chain ends at a free name: what is older stays.
+        std::fs::remove_file(newest.with_file_name(format!("{name}-1.json"))).unwrap();
+        record(&place, 13);
+        assert_eq!([1, 2, 9].map(|age| told(format!("{name}-{age}.json"))), ["12", "10", "3"]);
+    }
 }
 
 #[test]
@@ -252,8 +319,9 @@ fn submit(scheduler: &mut Scheduler) -> (TaskId, Subject) {
         bytes: 100,
         priority: Priority(-3),
         server: ServerId(1),
+        is_residual: false,
     };
-    let Subject { part, round, bytes, priority, server } = subject.clone();
+    let Subject { part, round, bytes, priority, server, .. } = subject;
     let group = scheduler.open_group(at(0), "weight".into(), round, 1, None);
     let task = scheduler.submit(
         at(0),
@@ -269,6 +337,13 @@ fn at(micros: u64) -> Time {
 fn spans(path: &Path) -> Vec<Value> {
     let events = read(&std::fs::read_to_string(path).unwrap());
     events.into_iter().filter(|event| event["ph"] == "X").collect()
+}
+
+/// What the rows of parts are about.
+fn rows(path: &Path) -> Vec<Value> {
+    let events = read(&std::fs::read_to_string(path).unwrap());
+    let mut rows: Vec<Value> = events.into_iter().filter(|event| event["name"] == "thread_name").collect();
+    rows.iter_mut().map(|row| row["args"].take()).collect()
 }
 
 fn read(text: &str) -> Vec<Value> {

@@ -2,25 +2,30 @@
 
 use std::fmt::Write as _;
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::request::{Page, Refusal, Verdict};
 use super::shown::{Gathered, Shown, Standing};
 use crate::metrics::{Instance, prometheus};
 
-/// The bytes of an answer, whose connection ends behind it. `exporter` are the exporter's own metrics.
-pub(super) fn answer(verdict: Verdict, shown: &[Arc<dyn Shown>], exporter: impl FnOnce() -> Instance) -> Vec<u8> {
-    let Answer { status, kind, body } = match verdict.outcome {
-        Ok(Page::Metrics) => {
+/// A page. `exporter` are the exporter's own metrics.
+pub(super) fn page(page: Page, shown: &[Arc<dyn Shown>], exporter: impl FnOnce() -> Instance) -> Answer {
+    match page {
+        Page::Metrics => {
             let mut instances: Vec<Instance> = shown.iter().filter_map(|shown| shown.values()).collect();
             instances.push(exporter());
             Answer { status: "200 OK", kind: PROMETHEUS, body: prometheus(&instances) }
         }
-        Ok(Page::Front) => front(shown),
-        Ok(Page::Job) => job(shown),
-        Ok(Page::Health) => Answer::plain("200 OK", "ok"),
-        Ok(Page::Readiness) => readiness(shown),
-        Err(refusal) => refused(refusal),
-    };
+        Page::Front => front(shown),
+        Page::Job => job(shown),
+        Page::Health => Answer::plain("200 OK", "ok"),
+        Page::Readiness => readiness(shown),
+    }
+}
+
+/// The bytes of an answer, whose connection ends behind it. `page` is what was asked for, if it is not refused.
+pub(super) fn answer(verdict: Verdict, page: impl FnOnce(Page) -> Answer) -> Vec<u8> {
+    let Answer { status, kind, body } = verdict.outcome.map_or_else(refused, page);
     let mut text = format!(
         "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {}\r\nConnection: close\r\nCache-Control: no-store\r\n\
          X-Content-Type-Options: nosniff\r\n",
@@ -39,19 +44,40 @@ pub(super) fn answer(verdict: Verdict, shown: &[Arc<dyn Shown>], exporter: impl 
     text.into_bytes()
 }
 
-struct Answer {
+/// What is answered.
+#[derive(Clone, Debug)]
+pub(super) struct Answer {
     status: &'static str,
     kind: &'static str,
-    body: String,
+    pub(super) body: String,
 }
 
 impl Answer {
-    fn plain(status: &'static str, body: impl Into<String>) -> Self {
+    pub(super) fn plain(status: &'static str, body: impl Into<String>) -> Self {
         let mut body = body.into();
         if !body.ends_with('\n') {
             body.push('\n');
         }
         Self { status, kind: "text/plain; charset=utf-8", body }
+    }
+
+    /// The same, `age` after it was made. What shows a whole job says so, if that is a second or more.
+    pub(super) fn aged(mut self, page: Page, age: Duration) -> Self {
+        let seconds = age.as_secs();
+        if seconds == 0 {
+            return self;
+        }
+        match page {
+            Page::Job if self.kind == PROMETHEUS => {
+                self.body = self.body.replacen('\n', &format!("; {seconds} s ago\n"), 1)
+            }
+            Page::Front => {
+                let note = format!("<body>\n<p class=\"note warn\">⚠ this page is {seconds} s old</p>\n");
+                self.body = self.body.replacen("<body>\n", &note, 1);
+            }
+            Page::Job | Page::Metrics | Page::Health | Page::Readiness => {}
+        }
+        self
     }
 }
 
@@ -164,7 +190,25 @@ mod tests {
         assert!(head.contains("\r\nContent-Type: text/html; charset=utf-8\r\n"), "{head}");
         let policy = "\r\nContent-Security-Policy: default-src 'none'; style-src 'unsafe-inline'; ";
         assert!(head.contains(policy) && !head.contains("script-src"), "{head}");
-        assert_eq!(body, "<!doctype html>");
+        assert_eq!(body, "<!doctype html><body>\n");
+    }
+
+    #[test]
+    fn a_whole_job_says_how_old_it_is() {
+        let coordinator: [Arc<dyn Shown>; 1] =
+            [Arc::new(Coordinator(Gathered { instances: vec![], missing: vec!["worker 5".to_owned()] }))];
+        let aged = |asked, shown: &[Arc<dyn Shown>], age| {
+            page(asked, shown, || ExporterMetrics::default().instance(9)).aged(asked, Duration::from_millis(age)).body
+        };
+        let job = "# 0 of 1 members answered; missing: worker 5";
+        assert_eq!(aged(Page::Job, &coordinator, 999), format!("{job}\n"));
+        assert_eq!(aged(Page::Job, &coordinator, 12_900), format!("{job}; 12 s ago\n"));
+        assert_eq!(aged(Page::Front, &coordinator, 999), "<!doctype html><body>\n");
+        let note = "<p class=\"note warn\">⚠ this page is 12 s old</p>\n";
+        assert_eq!(aged(Page::Front, &coordinator, 12_900), format!("<!doctype html><body>\n{note}"));
+        for (asked, shown) in [(Page::Metrics, &coordinator[..]), (Page::Job, &[]), (Page::Front, &[])] {
+            assert_eq!(aged(asked, shown, 12_900), aged(asked, shown, 0), "{asked:?}");
+        }
     }
 
     #[test]
@@ -260,7 +304,7 @@ mod tests {
         }
 
         fn page(&self) -> Option<String> {
-            Some("<!doctype html>".to_owned())
+            Some("<!doctype html><body>\n".to_owned())
         }
     }
 
@@ -275,6 +319,7 @@ mod tests {
     }
 
     fn text(verdict: Verdict, shown: &[Arc<dyn Shown>]) -> String {
-        String::from_utf8(answer(verdict, shown, || ExporterMetrics::default().instance(9))).expect("text")
+        let page = |asked| page(asked, shown, || ExporterMetrics::default().instance(9));
+        String::from_utf8(answer(verdict, page)).expect("text")
     }
 }

@@ -9,17 +9,20 @@
 //! | `/readyz` | 200 while all of them can do their work, else 503; a line for each says how far it is |
 //!
 //! One thread answers, and reads only what its sources keep in atomics ([`Shown`]). So it never waits for a thread of an engine or a server,
-//! and none of them waits for it.
+//! and none of them waits for it. It takes a two-hundredth of a core at most, beyond what it has saved while nobody asked, and half as much again
+//! for probes while others ask more than that.
 //!
 //! | file | decides or does |
 //! |---|---|
 //! | `hosts` | under which names it may be asked |
 //! | `request` | what a request asks for, and whether it gets it |
 //! | `answer` | the bytes of an answer |
+//! | `budget` | how much of a core the thread may take |
+//! | `pages` | keeps the pages that take time to make, for those who ask often |
 //! | `shown` | what is asked of a part of the process |
 //! | `serving` | sockets and deadlines |
 
-use std::net::{SocketAddr, TcpListener};
+use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -27,6 +30,7 @@ use std::time::Duration;
 
 use rustix::event::{EventfdFlags, eventfd};
 
+use super::clock::thread_cpu;
 use super::{Clock, process};
 use crate::config::{Config, ProcessRole};
 use crate::error::{Error, Result};
@@ -34,7 +38,9 @@ use crate::local::OwnThread;
 use crate::metrics::ExporterMetrics;
 
 mod answer;
+mod budget;
 mod hosts;
+mod pages;
 mod request;
 mod serving;
 mod shown;
@@ -45,8 +51,10 @@ pub mod fuzzing;
 
 pub use shown::{Gathered, Shown, Standing, StandingCell, stats};
 
+use budget::{Budget, PROBES_SAVED_MAX};
 use hosts::{Hosts, is_host};
-use serving::{CONNECTION_TIME, Serving};
+use pages::Pages;
+use serving::{CONNECTION_TIME, Serving, ThreadCpu};
 
 /// The exporter of this process: a thread that listens on a port. Dropping it frees the port.
 ///
@@ -76,8 +84,9 @@ pub struct Exposure {
 }
 
 impl Exporter {
-    /// The exporter that the settings ask for. `None` if they ask for none. Also `None`, with a warning, if the address cannot be used,
-    /// because a job should not fail for its metrics; then Prometheus finds that this process does not answer.
+    /// The exporter that the settings ask for. `None` if they ask for none. Also `None`, with a warning, if the address cannot be used, or is one
+    /// that other hosts reach without `metrics_public`. A job should not fail for its metrics; Prometheus finds that this process does not
+    /// answer.
     ///
     /// # Errors
     /// [`Error::Config`] if the local rank of this worker makes a port that does not exist, or `metrics_hosts` has a text that is no host;
@@ -100,17 +109,39 @@ impl Exporter {
         let this = process::host();
         let further = config.metrics_hosts.iter().map(String::as_str);
         let hosts = Hosts::new([bound_host, &this].into_iter().chain(config.advertise.as_deref()).chain(further));
-        let listener = match TcpListener::bind(&bind) {
-            Ok(listener) => listener,
+        let unusable = |error: std::io::Error| {
+            tracing::warn!(
+                %error,
+                "metrics are not shown: {bind} cannot be used; give each process of a host a port of its own (metrics_bind)"
+            );
+        };
+        // Looked up once, so that what is checked is what is used.
+        let addresses: Vec<SocketAddr> = match bind.to_socket_addrs() {
+            Ok(addresses) => addresses.collect(),
             Err(error) => {
-                tracing::warn!(
-                    %error,
-                    "metrics are not shown: {bind} cannot be used; give each process of a host a port of its own (metrics_bind)"
-                );
+                unusable(error);
                 return Ok(None);
             }
         };
-        let exporter = Self::start(listener, hosts, CONNECTION_TIME)?;
+        match (is_public(&addresses), config.metrics_public) {
+            (false, _) => {}
+            (true, true) => tracing::warn!("whoever reaches {bind} can read {READABLE}: there is no password"),
+            (true, false) => {
+                tracing::warn!(
+                    "metrics are not shown: whoever reaches {bind} could read {READABLE}, without a password; set metrics_public=true to \
+                     allow that, or bind an address of this host alone, such as 127.0.0.1:9400 (metrics_bind)"
+                );
+                return Ok(None);
+            }
+        }
+        let listener = match TcpListener::bind(&addresses[..]) {
+            Ok(listener) => listener,
+            Err(error) => {
+                unusable(error);
+                return Ok(None);
+            }
+        };
+        let exporter = Self::start(listener, hosts, CONNECTION_TIME, Box::new(thread_cpu))?;
         let url = format!("http://{}/metrics", exporter.address);
         if bind.ends_with(":0") {
             // Nobody else knows the port.
@@ -121,7 +152,7 @@ impl Exporter {
         Ok(Some(Arc::new(exporter)))
     }
 
-    fn start(listener: TcpListener, hosts: Hosts, connection_time: Duration) -> Result<Self> {
+    fn start(listener: TcpListener, hosts: Hosts, connection_time: Duration, cpu: ThreadCpu) -> Result<Self> {
         let io =
             |error: std::io::Error| Error::Io { what: "starting to show metrics".to_owned(), cause: error.to_string() };
         listener.set_nonblocking(true).map_err(io)?;
@@ -135,6 +166,13 @@ impl Exporter {
             clock: Clock::start(),
             hosts,
             shown: Box::new(move || read.lock().parts.iter().map(|(_, part)| Arc::clone(part)).collect()),
+            pages: Pages::default(),
+            budget: Budget::default(),
+            probes: Budget::saving(PROBES_SAVED_MAX),
+            probes_took: Duration::ZERO,
+            counted: Duration::ZERO,
+            held_back_since: None,
+            cpu,
             metrics: ExporterMetrics::default(),
             connection_time,
         };
@@ -189,6 +227,14 @@ impl Parts {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
+
+/// Whether other hosts may reach one of these addresses.
+fn is_public(addresses: &[SocketAddr]) -> bool {
+    !addresses.iter().all(|address| address.ip().to_canonical().is_loopback())
+}
+
+/// What is shown, in words.
+const READABLE: &str = "the counters of this job, its name, its hosts, and names of tensors that wait";
 
 /// `bind`, `host:port`, with a port that is so much higher. Port 0 stays.
 ///

@@ -29,8 +29,18 @@ pub(super) struct Verdict {
     pub(super) wants_body: bool,
 }
 
+impl Verdict {
+    /// Whether a probe asks, which gets little and must not wait for others.
+    pub(super) fn is_probe(self) -> bool {
+        match self.outcome {
+            Ok(Page::Health | Page::Readiness) => true,
+            Ok(Page::Front | Page::Metrics | Page::Job) | Err(_) => false,
+        }
+    }
+}
+
 /// What the exporter shows.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) enum Page {
     /// `/`
     Front,

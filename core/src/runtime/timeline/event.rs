@@ -24,7 +24,7 @@ pub enum Event {
         /// The part.
         part: PartId,
         /// What the row shows of the part, as the end of its name.
-        what: &'static str,
+        what: Cow<'static, str>,
     },
     /// What a thread's row is called.
     Thread {
@@ -33,18 +33,55 @@ pub enum Event {
         /// The thread's name.
         name: String,
     },
-    /// Something that took time.
-    Span(Span),
+    /// What the training script did.
+    Script {
+        /// The row of the thread.
+        row: u64,
+        /// What it did.
+        name: String,
+        /// When.
+        times: Times,
+    },
+    /// A stage of a task of a worker, or its wait for one.
+    Task {
+        /// The row of the part.
+        row: u64,
+        /// What it is called: plain letters.
+        name: &'static str,
+        /// When.
+        times: Times,
+        /// The task.
+        subject: Subject,
+        /// What else is said of it.
+        note: Note,
+    },
+    /// A sum of a server, or a use of what it keeps.
+    Sum {
+        /// A row of the part.
+        row: u64,
+        /// What it is called: plain letters.
+        name: &'static str,
+        /// When.
+        times: Times,
+        /// The round.
+        round: Round,
+        /// Bytes of the part.
+        bytes: u64,
+        /// The workers that took part.
+        workers: Vec<WorkerId>,
+        /// Whether it is a use of the residual of the answers.
+        is_residual: bool,
+        /// What became of it.
+        outcome: &'static str,
+    },
     /// Something that happened to a worker's share of a sum.
     Moment {
-        /// On which row.
+        /// A row of the part.
         row: u64,
         /// What happened.
         name: &'static str,
         /// When, since the origin of the process's clock.
         at_ns: i64,
-        /// The part.
-        part: PartId,
         /// The round.
         round: Round,
         /// The worker.
@@ -52,57 +89,22 @@ pub enum Event {
     },
 }
 
-/// A group of rows of one process.
+/// What is said of a span of a task.
+#[derive(Debug)]
+pub enum Note {
+    /// The stage for which it waits: plain letters.
+    For(&'static str),
+    /// How the stage ended; plain letters if it is one of the usual ends.
+    Outcome(Cow<'static, str>),
+}
+
+/// When something began and ended, since the origin of the process's clock. The spans of a row do not overlap, or lie within each other.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Group {
-    /// The threads of the training script.
-    Script,
-    /// The parts.
-    Parts,
-}
-
-/// Something that took time.
-#[derive(Debug)]
-pub struct Span {
-    /// Where its row is.
-    pub group: Group,
-    /// On which row. The spans of a row do not overlap, or lie within each other.
-    pub row: u64,
-    /// What it is called.
-    pub name: Cow<'static, str>,
-    /// When it began, since the origin of the process's clock.
+pub struct Times {
+    /// The beginning.
     pub start_ns: i64,
-    /// When it ended.
+    /// The end.
     pub end_ns: i64,
-    /// Absent for the script's own.
-    pub of: Option<Of>,
-}
-
-/// What a span is about, and what more there is to say of it.
-#[derive(Debug)]
-pub enum Of {
-    /// A task of a worker.
-    Task {
-        /// The task.
-        subject: Subject,
-        /// The tensors of its part.
-        tensors: Arc<[String]>,
-        /// A word and its value.
-        note: (&'static str, String),
-    },
-    /// A sum of a server.
-    Sum {
-        /// The part.
-        part: PartId,
-        /// The round.
-        round: Round,
-        /// Bytes of the part.
-        bytes: u64,
-        /// The workers that took part.
-        workers: Vec<WorkerId>,
-        /// What became of it.
-        outcome: &'static str,
-    },
 }
 
 /// A thread of the training script.
@@ -114,8 +116,8 @@ pub struct Thread<'a> {
     pub name: &'a str,
 }
 
-/// What is said of a task with each of its spans.
-#[derive(Clone, Debug)]
+/// What a task is about.
+#[derive(Clone, Copy, Debug)]
 pub struct Subject {
     /// The part.
     pub part: PartId,
@@ -127,4 +129,6 @@ pub struct Subject {
     pub priority: Priority,
     /// The server that sums the part.
     pub server: ServerId,
+    /// Whether it only uses the residual of the answers. Its round is that of the next sum.
+    pub is_residual: bool,
 }

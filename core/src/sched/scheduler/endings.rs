@@ -13,8 +13,8 @@ use crate::types::{Defect, Time, planted};
 
 impl Scheduler {
     /// Ends a task; the answer is the groups it served. Each of them that waited only for this is resolved.
-    pub(super) fn vanish(&mut self, id: TaskId, done: bool) -> Vec<GroupId> {
-        self.leave_rounds(id);
+    pub(super) fn vanish(&mut self, now: Time, id: TaskId, done: bool) -> Vec<GroupId> {
+        self.leave_rounds(now, id);
         self.give_credit_back(id);
         let work = self.tasks.remove(id.0).expect("a task vanishes once");
         self.commands.push_back(Command::Release(id));
@@ -97,7 +97,7 @@ impl Scheduler {
             self.tell(since, id, None);
         } else {
             self.decline(id);
-            self.vanish(id, false);
+            self.vanish(now, id, false);
         }
     }
 

@@ -10,6 +10,7 @@ use crate::sched::ids::TaskId;
 use crate::sched::queue::StageQueue;
 use crate::sched::rules::{goes_to_server, is_client, needs_credit, waits_for_the_round_before};
 use crate::sched::task::{Gates, Place, Purpose, Task, TaskSpec, Work};
+use crate::sched::waits::{Lacking, Starvation};
 use crate::types::{Defect, ServerId, Time, Waited, planted};
 
 impl Scheduler {
@@ -32,7 +33,8 @@ impl Scheduler {
         work.stage = stage;
         work.since = now;
         work.place = Place::Queued(gates);
-        work.waits.handle_queued(self.starvation.total(now));
+        let lacking = lacking(&self.starvation, &self.full, now, stage);
+        work.waits.handle_queued(now, lacking, gates.reason());
         let (entry, is_withdrawal) = (work.entry(id), work.purpose.is_withdrawal());
         let queue = self.queue(stage, is_withdrawal);
         if gates.open() {
@@ -51,17 +53,19 @@ impl Scheduler {
         }
         self.running[work.stage.index()] += 1;
         work.place = Place::Running;
-        let (total, comes_to_push) = (self.starvation.total(now), work.comes_to_push());
-        let (queued, starved) = work.waits.handle_taken(now, work.since, total, comes_to_push);
-        let name = (work.stage.index(), work.stage.name());
-        match needs_credit(work.stage) {
-            true => self.times.began(name, queued, starved),
-            false => self.times.began(name, queued + starved, Duration::ZERO),
-        }
+        let lacking = lacking(&self.starvation, &self.full, now, work.stage);
+        let comes_to_push = work.comes_to_push();
+        let waited = work.waits.handle_taken(now, work.since, lacking, comes_to_push);
+        self.times.began((work.stage.index(), work.stage.name()), waited);
         let is_unwanted = work.purpose.is_unwanted() || work.purpose == Purpose::Dropped;
         let TaskSpec { part, server, bytes, round, .. } = work.spec;
-        let waited = if work.stage == Stage::Push { work.waits.waited() } else { Waited::default() };
+        let others_ask = work.stage == Stage::Push || work.stage.opens_collective();
+        let waited = if others_ask { work.waits.waited() } else { Waited::default() };
         let task = Task { id, part, server, bytes, round, attempt: work.attempt(), waited };
+        let stage = work.stage;
+        if stage.is_copy() {
+            self.note_room(now, stage);
+        }
         if is_unwanted {
             self.end_early(now, id);
         }
@@ -81,6 +85,7 @@ impl Scheduler {
         let work = self.tasks.get_mut(id.0).expect("a task that moves exists");
         let doubled = self.config.retry_min.saturating_mul(2u32.saturating_pow(work.tries.failures));
         let is_short = matches!(error, Error::Exhausted { .. });
+        self.times.repeats(&error);
         // Memory is free again as soon as another sum ends, which takes milliseconds. Longer pauses would make the sum take many times
         // as long as the memory is short.
         let longest =
@@ -100,26 +105,33 @@ impl Scheduler {
     }
 
     /// From now on a task goes to this server.
-    pub fn reroute(&mut self, id: TaskId, server: ServerId) {
+    pub fn reroute(&mut self, now: Time, id: TaskId, server: ServerId) {
         let Some(work) = self.tasks.get_mut(id.0).filter(|work| work.spec.server != server) else { return };
         work.spec.server = server;
         let (stage, route) = (work.stage, work.spec.route);
         if waits_for_the_round_before(stage) && goes_to_server(&self.pipeline, stage, route) {
             let is_down = self.down.contains(&server);
-            self.gate(id, |gates| gates.link = is_down);
+            self.gate(now, id, |gates| gates.link = is_down);
         }
     }
 
     /// Repeats at once what waits to be repeated: what failed may work now.
-    pub fn end_pauses(&mut self) {
+    pub fn end_pauses(&mut self, now: Time) {
         let paused = |(at, timer): &(Time, Timer)| match timer {
             Timer::Repeat(id) => Some((*at, *id)),
             _ => None,
         };
         for (at, id) in self.timers.iter().filter_map(paused).collect::<Vec<_>>() {
             self.timers.remove(&(at, Timer::Repeat(id)));
-            self.gate(id, |gates| gates.pause = None);
+            self.gate(now, id, |gates| gates.pause = None);
         }
+    }
+
+    /// Sees whether another copy may begin.
+    pub(super) fn note_room(&mut self, now: Time, stage: Stage) {
+        let has_room = self.has_room(stage);
+        let full = &mut self.full[direction(stage)];
+        if has_room { full.end(now) } else { full.begin(now) }
     }
 
     /// Whether another task may run in `stage`.
@@ -128,7 +140,7 @@ impl Scheduler {
     }
 
     /// Changes the gates of a task that waits for its stage.
-    pub(super) fn gate(&mut self, id: TaskId, change: impl FnOnce(&mut Gates)) {
+    pub(super) fn gate(&mut self, now: Time, id: TaskId, change: impl FnOnce(&mut Gates)) {
         let Some(work) = self.tasks.get_mut(id.0) else {
             return;
         };
@@ -139,6 +151,7 @@ impl Scheduler {
         change(&mut gates);
         work.place = Place::Queued(gates);
         let (stage, entry, is_withdrawal) = (work.stage, work.entry(id), work.purpose.is_withdrawal());
+        work.waits.handle_gates(now, lacking(&self.starvation, &self.full, now, stage), gates.reason());
         let queue = self.queue(stage, is_withdrawal);
         match (before.open(), gates.open()) {
             (false, true) => {
@@ -164,7 +177,7 @@ impl Scheduler {
     }
 
     /// Lets the next round of the task's part be pushed.
-    pub(super) fn leave_rounds(&mut self, id: TaskId) {
+    pub(super) fn leave_rounds(&mut self, now: Time, id: TaskId) {
         let work = self.tasks.get_mut(id.0).expect("a task that moves exists");
         if !std::mem::take(&mut work.holds_round) {
             return;
@@ -173,14 +186,14 @@ impl Scheduler {
         let waiting = self.rounds.get_mut(&part).expect("the task is in it");
         waiting.retain(|other| *other != id);
         match waiting.front().copied() {
-            Some(next) => self.gate_round(next),
+            Some(next) => self.gate_round(now, next),
             None => drop(self.rounds.remove(&part)),
         }
     }
 
-    fn gate_round(&mut self, next: TaskId) {
+    fn gate_round(&mut self, now: Time, next: TaskId) {
         if self.tasks.get(next.0).is_some_and(|work| waits_for_the_round_before(work.stage)) {
-            self.gate(next, |gates| gates.round = false);
+            self.gate(now, next, |gates| gates.round = false);
         }
     }
 
@@ -192,4 +205,16 @@ impl Scheduler {
         let tasks = self.tasks.iter().filter(|(_, work)| work.spec.server == server && waits(work));
         tasks.map(|(id, _)| TaskId(id)).collect()
     }
+}
+
+/// For how long so far something was lacking that every task of `stage` needs.
+fn lacking(starvation: &Starvation, full: &[Starvation; 2], now: Time, stage: Stage) -> Lacking {
+    let credit = if needs_credit(stage) { starvation.total(now) } else { Duration::ZERO };
+    let device = if stage.is_copy() { full[direction(stage)].total(now) } else { Duration::ZERO };
+    Lacking { credit, device }
+}
+
+/// The index of the direction in which a stage copies.
+fn direction(stage: Stage) -> usize {
+    usize::from(stage == Stage::CopyH2D)
 }

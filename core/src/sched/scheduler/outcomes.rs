@@ -24,10 +24,10 @@ impl Scheduler {
         };
         match outcome {
             Outcome::Done => {
-                self.pass(id);
+                self.pass(now, id);
                 match self.pipeline.after(stage, route) {
                     Some(next) => self.enter(now, id, next, None),
-                    None => drop(self.vanish(id, true)),
+                    None => drop(self.vanish(now, id, true)),
                 }
             }
             Outcome::Retry { error, landed } if stage.is_exchange() => {
@@ -43,7 +43,7 @@ impl Scheduler {
                 if self.is_awaited(id) && !stage.is_collective() {
                     return self.tell(now, id, Some(error));
                 }
-                for group in self.vanish(id, false) {
+                for group in self.vanish(now, id, false) {
                     self.fail_group(now, group, error.clone());
                 }
             }
@@ -59,7 +59,7 @@ impl Scheduler {
             // Its exchange is open, and ends when the answer or its loss is reported.
             Outcome::Done if stage == Stage::Push => self.enter(now, id, Stage::Pull, None),
             Outcome::Done => {
-                self.pass(id);
+                self.pass(now, id);
                 if stage.precedes_push() {
                     self.withdraw_from(now, id, None);
                 }
@@ -69,7 +69,7 @@ impl Scheduler {
                         self.enter(now, id, next, None);
                     }
                     Some(_) if is_awaited => self.tell(now, id, None),
-                    Some(_) | None => drop(self.vanish(id, false)),
+                    Some(_) | None => drop(self.vanish(now, id, false)),
                 }
             }
             Outcome::Retry { .. } | Outcome::Failed(_) => {
@@ -80,7 +80,7 @@ impl Scheduler {
                 if is_awaited && !stage.is_collective() {
                     self.tell(now, id, None);
                 } else {
-                    self.vanish(id, false);
+                    self.vanish(now, id, false);
                 }
             }
         }
@@ -110,14 +110,14 @@ impl Scheduler {
     }
 
     /// Returns credit and opens the next round of the part, as the end of a stage allows.
-    fn pass(&mut self, id: TaskId) {
+    fn pass(&mut self, now: Time, id: TaskId) {
         let (stage, route) = self.whereabouts(id);
         if stage == ends_credit(route) {
             self.give_credit_back(id);
         }
         // What may begin again keeps its place among the rounds.
         if stage == Stage::Pull && !route.aside && !self.is_awaited(id) {
-            self.leave_rounds(id);
+            self.leave_rounds(now, id);
         }
     }
 

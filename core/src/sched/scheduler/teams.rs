@@ -79,7 +79,7 @@ impl Scheduler {
         if is_unwanted && !first.is_collective() {
             // No rank of this machine waits for it any more.
             self.withdraw_from(now, id, None);
-            self.vanish(id, false);
+            self.vanish(now, id, false);
             return;
         }
         self.enter(now, id, first, None);
@@ -93,7 +93,7 @@ impl Scheduler {
             // It has failed before. If it runs, its end is its last.
             if matches!(work.place, Place::Queued(_)) {
                 self.unqueue(id);
-                self.vanish(id, false);
+                self.vanish(now, id, false);
             }
             return;
         }

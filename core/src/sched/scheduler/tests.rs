@@ -375,6 +375,11 @@ fn what_does_not_move_is_reported_once_an_interval() {
     let expected = [report(stuck, "stuck", Some((Stage::Push, ServerId(0))), 2), report(shared, "shared", None, 1)];
     assert_eq!(detector.handle_timeout(world.now, &world.scheduler), expected);
     assert_eq!(detector.handle_timeout(world.now, &world.scheduler), [], "until the next interval");
+    assert_eq!(detector.stalled(&world.scheduler), 2, "each once");
+    for _ in [Stage::Push, Stage::Pull] {
+        tasks.iter().for_each(|task| world.finish(*task, Outcome::Done));
+    }
+    assert_eq!(detector.stalled(&world.scheduler), 1, "one has ended since");
     assert_eq!(detector.poll_timeout(), Some(world.now + 10 * SECOND));
 }
 
@@ -419,7 +424,7 @@ fn what_waits_to_be_repeated_is_repeated_at_once_when_the_members_change() {
         world.finish(task, retry(0));
         assert!(world.take(Stage::Push).is_none(), "it pauses");
         world.all_commands();
-        world.scheduler.end_pauses();
+        world.scheduler.end_pauses(world.now);
         assert!(world.all_commands().contains(&Command::Wake(Stage::Push)));
     }
     world.take(Stage::Push).expect("it does not pause any more");
@@ -495,7 +500,7 @@ impl World {
     /// What is to be done. Servers hear at once which rounds were given up.
     fn commands(&mut self) -> Vec<Command> {
         for task in self.scheduler.open_withdrawals() {
-            self.scheduler.drop_withdrawal(task);
+            self.scheduler.drop_withdrawal(self.now, task);
             let tells = |command: &Command| matches!(command, Command::Withdraw { task: other, .. } | Command::Release(other) if *other == task);
             self.scheduler.commands.retain(|command| !tells(command));
             if !self.scheduler.has_ready(Stage::Push) {

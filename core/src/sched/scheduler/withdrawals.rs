@@ -72,12 +72,12 @@ impl Scheduler {
         match (outcome, &work.purpose) {
             (Outcome::Done, _) if work.stage == Stage::Push => self.enter(now, id, Stage::Pull, None),
             (Outcome::Retry { error, .. }, Purpose::Withdrawing { .. }) => self.repeat(now, id, error, 0),
-            (Outcome::Done | Outcome::Retry { .. } | Outcome::Failed(_), _) => self.end_withdrawal(id),
+            (Outcome::Done | Outcome::Retry { .. } | Outcome::Failed(_), _) => self.end_withdrawal(now, id),
         }
     }
 
     /// The server is not to be told any more: the time for it has passed, the job has ended, or it is another server.
-    pub fn drop_withdrawal(&mut self, id: TaskId) {
+    pub fn drop_withdrawal(&mut self, now: Time, id: TaskId) {
         let Some(work) = self.tasks.get_mut(id.0) else { return };
         let Purpose::Withdrawing { until } = work.purpose else { return };
         work.purpose = Purpose::Dropped;
@@ -86,7 +86,7 @@ impl Scheduler {
             Place::Running => self.commands.push_back(Command::Abandon(id)),
             Place::Queued(_) => {
                 self.unqueue(id);
-                self.end_withdrawal(id);
+                self.end_withdrawal(now, id);
             }
         }
     }
@@ -98,10 +98,10 @@ impl Scheduler {
         open.map(|(id, _)| TaskId(id)).collect()
     }
 
-    fn end_withdrawal(&mut self, id: TaskId) {
+    fn end_withdrawal(&mut self, now: Time, id: TaskId) {
         if let Some(Purpose::Withdrawing { until }) = self.tasks.get(id.0).map(|work| &work.purpose) {
             self.timers.remove(&(*until, Timer::Withdrawal(id)));
         }
-        self.vanish(id, false);
+        self.vanish(now, id, false);
     }
 }

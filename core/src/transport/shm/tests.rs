@@ -17,6 +17,7 @@ use crate::local::{Connection, PrivateSocket, SharedBacking};
 use crate::mem::borrow::Staging;
 use crate::mem::{Backing, Copies, Pool};
 use crate::metrics::{Cell, Value, WorkerMetrics};
+use crate::random::Random;
 use crate::transport::contract::{self, Due, SOON, Server, Worker, World, connect, connected, pattern, sum_of};
 use crate::transport::{Answer, Inbox, Incoming, Listener, Outgoing, Peer, Push, Torn, Transport};
 use crate::types::{Address, Done, ExchangeId, LinkId, NodeId, Role, Scheme, ServerId};
@@ -452,7 +453,7 @@ fn whatever_a_worker_scribbles_the_others_are_served() {
     let (server, worker) = connected(&world);
     for seed in 0..60u64 {
         let vandal = world.vandal(&server);
-        let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
+        let mut random = Random::new(seed);
         let mut sent = 0;
         for _ in 0..100 {
             match random.below(4) {
@@ -471,7 +472,7 @@ fn whatever_a_worker_scribbles_the_others_are_served() {
                     sent += 1;
                 }
                 // Any word of the ring, or one that counts.
-                1 => vandal.memory.scribble(message_at(sent) + 8 * random.below(16) as usize, random.next()),
+                1 => vandal.memory.scribble(message_at(sent) + 8 * random.below(16) as usize, random.bits()),
                 2 => vandal.memory.scribble(8 * random.below(512) as usize, random.below(300)),
                 _ => vandal.memory.wake_reader(),
             }
@@ -643,21 +644,6 @@ impl Vandal {
         let mut told = [0; 4096];
         let bytes = self.connection.recv(&mut told, SOON).unwrap().expect("a reason").bytes;
         assert_eq!(reject::from_body(&told[1..bytes], "the server").unwrap(), reason, "{what}");
-    }
-}
-
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0
-    }
-
-    fn below(&mut self, limit: u64) -> u64 {
-        self.next() % limit
     }
 }
 

@@ -10,8 +10,8 @@ use super::{AckTimes, Forming, Frame, Hold, Join, Progress, Stall, Status, Waiti
 use crate::error::Result;
 use crate::types::{
     CheckpointAsk, Checkpointed, Closing, Control, ControlAnswer, ControlCommand, Epoch, Holdings, NodeId, Order,
-    PartLayout, Passage, Squares, Stats, StepReport, StoreAnswer, StoreAsk, TensorKey, TensorSpec, Tick, Ticked, Time,
-    View, WorkersKey, Written,
+    PartLayout, Passage, Setup, Squares, Stats, StepReport, StoreAnswer, StoreAsk, TensorKey, TensorSpec, Tick, Ticked,
+    Time, View, WorkersKey, Written,
 };
 use crate::wire::codec::{Reader, Writer};
 use crate::wire::limits::{CERTIFICATE_BYTES_MAX, NAME_BYTES_MAX, PARTS_MAX, TENSORS_MAX, TEXT_BYTES_MAX};
@@ -34,6 +34,7 @@ impl Frame {
                 progress.write(&mut writer);
             }
             Self::Metrics(stats) => stats.write(&mut writer),
+            Self::Setup(setup) => setup.write(&mut writer),
             Self::Declare { request, tensors, fuse } => {
                 writer.u64(*request);
                 writer.list(tensors, |writer, tensor| tensor.write(writer));
@@ -171,6 +172,7 @@ impl Frame {
                 Self::Heartbeat { sent: Time(reader.u64("clock")?), progress: Progress::read(&mut reader)? }
             }
             kind::METRICS => Self::Metrics(Stats::read(&mut reader)?),
+            kind::SETUP => Self::Setup(Setup::read(&mut reader)?),
             kind::DECLARE => Self::Declare {
                 request: reader.u64("request")?,
                 tensors: reader.list(TENSORS_MAX, "tensors", TensorSpec::read)?,
@@ -283,6 +285,7 @@ impl Frame {
             Self::Join(_) => kind::JOIN,
             Self::Heartbeat { .. } => kind::HEARTBEAT,
             Self::Metrics(_) => kind::METRICS,
+            Self::Setup(_) => kind::SETUP,
             Self::Declare { .. } => kind::DECLARE,
             Self::Undeclare { .. } => kind::UNDECLARE,
             Self::Barrier { .. } => kind::BARRIER,
@@ -355,6 +358,7 @@ mod kind {
     pub(super) const COMMANDED: u8 = 23;
     pub(super) const METRICS: u8 = 24;
     pub(super) const WAITS: u8 = 25;
+    pub(super) const SETUP: u8 = 26;
     pub(super) const VIEW: u8 = 129;
     pub(super) const REFUSED: u8 = 130;
     pub(super) const HEARTBEAT_ACK: u8 = 131;

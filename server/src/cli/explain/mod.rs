@@ -1,21 +1,33 @@
 //! `gradlane explain`: reads the dumps of the flight recorders of all members, and says in words who held the job up.
 //!
-//! This file finds and reads the files, [`dump`] checks what is in one, [`verdict`] is a pure function from dumps to text.
+//! This file finds and reads the files. [`dump`] checks what is in one, with [`worker`], [`server`] or [`coordinator`]. [`verdict`] is a pure
+//! function from dumps to text: [`run`] leaves out dumps of former runs, [`servers`] adds the sentences about servers, and [`uses`] those about
+//! parameters and tables.
 
+mod coordinator;
 mod dump;
+mod fields;
+mod head;
+mod members;
+mod run;
+mod server;
+mod servers;
 mod stacks;
 #[cfg(test)]
 mod tests;
+mod uses;
 mod verdict;
+mod words;
+mod worker;
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use gradlane_core::engine::{FLIGHT_SUFFIX, STACKS_SUFFIX};
+use gradlane_core::runtime::recording::{STACKS_SUFFIX, SUFFIX};
 use gradlane_core::{Error, Result};
 
 use super::screen::say;
-use dump::{Dump, Found};
+use dump::{Dump, Found, Of};
 
 use crate::report::files as reports;
 
@@ -29,7 +41,7 @@ pub(super) fn explain(directory: &Path) -> Result<i32> {
     if found.is_empty() {
         return Err(Error::NotFound {
             what: format!("a dump of a flight recorder in {}", directory.display()),
-            hint: format!("give the directory with the files that end in {FLIGHT_SUFFIX}: `flight` below dump_dir"),
+            hint: format!("give the directory with the files that end in {SUFFIX}: `flight` below dump_dir"),
         });
     }
     say(&verdict::explain(&found, &reports::among(&others)))
@@ -51,18 +63,21 @@ fn files(directory: &Path) -> Result<(Vec<PathBuf>, Vec<PathBuf>)> {
         }
     }
     paths.sort();
-    Ok(paths.into_iter().partition(|path| path.to_string_lossy().ends_with(FLIGHT_SUFFIX)))
+    Ok(paths.into_iter().partition(|path| path.to_string_lossy().ends_with(SUFFIX)))
 }
 
 fn found(path: &Path) -> Found {
     let file = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    let content = text(path).and_then(|text| Dump::parse(&text)).map(|dump| Dump { stacks: stacks_of(path), ..dump });
+    let mut content = text(path).and_then(|text| Dump::parse(&text));
+    if let Ok(Dump { of: Of::Worker(worker), .. }) = &mut content {
+        worker.stacks = stacks_of(path);
+    }
     Found { file, content }
 }
 
 /// The Python stacks that were written beside a dump, if there are some.
 fn stacks_of(dump: &Path) -> Option<String> {
-    let name = dump.file_name()?.to_str()?.strip_suffix(FLIGHT_SUFFIX)?.to_owned() + STACKS_SUFFIX;
+    let name = dump.file_name()?.to_str()?.strip_suffix(SUFFIX)?.to_owned() + STACKS_SUFFIX;
     let text = text(&PathBuf::from(dump).with_file_name(name)).ok()?;
     stacks::main_thread(&text)
 }

@@ -30,6 +30,14 @@ pub(super) struct Screen<'a> {
     pub(super) is_paused: bool,
     /// What came of the last order, for the last line.
     pub(super) note: Option<&'a str>,
+    /// Why the state is an old one.
+    pub(super) notice: Option<&'a str>,
+}
+
+impl Screen<'_> {
+    /// What a pipe gets.
+    pub(super) const PIPE: Self =
+        Self { size: None, order: Order::Late, all_tensors: false, is_paused: false, note: None, notice: None };
 }
 
 /// The screen: no line is longer than the terminal is wide, and there are no more lines than it has. Workers and servers that do not fit are
@@ -58,8 +66,8 @@ pub(super) fn render(look: &Look, screen: Screen<'_>) -> String {
     text.lines().take(lines).map(|line| cut(line) + "\n").collect()
 }
 
-fn head(look: &Look, Screen { all_tensors, is_paused, .. }: Screen<'_>) -> String {
-    let Look { job, state, workers, servers, missing, step, step_time, exposed, verdict, .. } = look;
+fn head(look: &Look, Screen { all_tensors, is_paused, notice, .. }: Screen<'_>) -> String {
+    let Look { job, state, workers, servers, missing, step, step_time, time_use, verdict, .. } = look;
     let mut text = format!(
         "gradlane top  job {job}  {state}  {}/{} workers {}/{} servers",
         workers.0, workers.1, servers.0, servers.1
@@ -70,13 +78,18 @@ fn head(look: &Look, Screen { all_tensors, is_paused, .. }: Screen<'_>) -> Strin
     if let Some(step_time) = step_time {
         let _ = write!(text, "  {}", millis(*step_time));
     }
-    if let Some(exposed) = exposed {
-        let _ = write!(text, "  exposed {}", percent(*exposed));
-    }
     text.push_str(if is_paused { "  PAUSED\n" } else { "\n" });
+    notice.into_iter().for_each(|notice| text.push_str(&format!("NO ANSWER {notice}\n")));
+    if let Some(time_use) = time_use {
+        let parts: Vec<String> = time_use.parts().map(|(name, share)| format!("{name} {}", bar(share))).collect();
+        let _ = writeln!(text, "{}", parts.join("  "));
+    }
     let there = workers.0 + servers.0;
     if !missing.is_empty() {
         let _ = writeln!(text, "{} of {there} answered; missing: {}", there - missing.len(), missing.join(", "));
+    }
+    if !look.waits.unheard.is_empty() {
+        let _ = writeln!(text, "no answer about waiting tensors from {}", look.waits.unheard);
     }
     let _ = writeln!(text, "VERDICT {verdict}");
     let shown = if all_tensors { usize::MAX } else { WAITING };
@@ -84,6 +97,13 @@ fn head(look: &Look, Screen { all_tensors, is_paused, .. }: Screen<'_>) -> Strin
         let _ = writeln!(text, "WAITING {}", waits(wait));
     }
     text
+}
+
+/// A share as a bar of ten characters at most, and in percent.
+fn bar(share: f64) -> String {
+    let length = (share.clamp(0.0, 1.0) * 10.0).round() as usize;
+    let gap = if length == 0 { "" } else { " " };
+    "▇".repeat(length) + gap + &percent(share)
 }
 
 /// The most tensors that wait, unless all are wanted.
@@ -116,7 +136,7 @@ fn rank(line: &RankLine) -> [String; 13] {
         known(line.blocked, percent),
         known(line.push, rate),
         known(line.pull, rate),
-        known(line.limit, |limit| limit.name().to_owned()),
+        known(line.limit_word(), |limit| limit),
         known(line.rtt, micros),
         known(line.loss, small_percent),
         known(line.open, |open| open.to_string()),

@@ -1,13 +1,14 @@
 use std::time::Duration;
 
 use gradlane_core::types::{Cause, PartId, Role, Round, TensorKey, WorkerId};
-use gradlane_core::wire::frame::{Health, Waiting, WaitingTensor};
+use gradlane_core::wire::frame::{Health, Names, Waiting, WaitingTensor};
 
 use super::render::{Order, Screen, render};
+use crate::hostile;
 use crate::look::tests::Job;
 use crate::look::{Look, Reading};
 
-const PIPE: Screen = Screen { size: None, order: Order::Late, all_tensors: false, is_paused: false, note: None };
+const PIPE: Screen = Screen::PIPE;
 
 #[test]
 fn a_pipe_gets_one_plain_screen() {
@@ -16,7 +17,8 @@ fn a_pipe_gets_one_plain_screen() {
     job.passes(&[(1, Cause::Submit, 71), (1, Cause::Transfer, 2), (2, Cause::Credit, 3)]);
     let look = Look::of(Some(&before), &Reading { at: Duration::from_secs(2), ..job.at_step(12) });
     let expected = "\
-gradlane top  job night  epoch 1.3 running  3/3 workers 2/2 servers  step 12  200 ms  exposed 25 %
+gradlane top  job night  epoch 1.3 running  3/3 workers 2/2 servers  step 12  200 ms
+exposed ▇▇▇ 25 %  rest ▇▇▇▇▇▇▇▇ 75 %
 VERDICT rank 1 late (submit) 73.0 ms a step
  RANK  HOST  STATE  STEP  LATE/step  CAUSE   BLOCKED  PUSH/s   PULL/s   LIMIT  RTT     LOSS    OPEN
  1     n1    alive  12    73.0 ms    submit  25 %     512 MiB  512 MiB  cwnd   210 us  0.25 %  0
@@ -50,6 +52,24 @@ fn a_terminal_is_never_overrun_and_what_does_not_fit_is_counted() {
     assert!(first(Screen { size: Some((100, 20)), ..PIPE }).starts_with("7 "), "the latest");
     assert!(first(Screen { size: Some((100, 20)), order: Order::Rank, ..PIPE }).starts_with("0 "));
     assert!(render(&look, Screen { is_paused: true, ..PIPE }).contains("  PAUSED\n"));
+}
+
+#[test]
+fn time_is_divided_into_what_can_be_told_apart() {
+    let shown = |data: &[u64], blocked: u64| {
+        let job = Job::new(2, 1);
+        let before = job.reading();
+        job.spends(data, blocked);
+        let look = Look::of(Some(&before), &job.at(12, 2));
+        let narrow = render(&look, Screen { size: Some((20, 30)), ..PIPE });
+        let lines = [render(&look, PIPE), narrow].map(|text| text.lines().nth(1).unwrap().to_owned());
+        assert_eq!(lines[1], lines[0].chars().take(20).collect::<String>().trim_end());
+        lines.into_iter().next().unwrap()
+    };
+    assert_eq!(shown(&[200, 160], 540), "data ▇ 9 %  exposed ▇▇▇ 27 %  rest ▇▇▇▇▇▇ 64 %");
+    assert_eq!(shown(&[2_000, 0], 0), "data ▇▇▇▇▇ 50 %  exposed 0 %  rest ▇▇▇▇▇ 50 %", "one tells it");
+    assert_eq!(shown(&[0, 0], 80), "exposed 4 %  rest ▇▇▇▇▇▇▇▇▇▇ 96 %", "no script tells its waits for data");
+    assert_eq!(shown(&[0, 0], 4_000), "exposed ▇▇▇▇▇▇▇▇▇▇ 200 %  rest 0 %", "two threads wait at once");
 }
 
 #[test]
@@ -96,10 +116,31 @@ fn tensors_that_wait_have_a_line_each_up_to_three() {
 }
 
 #[test]
-fn names_of_hosts_cannot_steer_the_terminal() {
-    let mut reading = Job::new(1, 0).reading();
-    reading.status.view.members[0].process.host = "n\x1b[2J\n1".to_owned();
-    reading.status.view.job = "a\x07b".to_owned();
+fn servers_that_are_silent_about_their_rounds_are_named() {
+    let mut reading = Job::new(2, 2).reading();
+    reading.status.waits.unheard = Names::first(["server 1".to_owned()].into_iter(), 1);
     let text = render(&Look::of(None, &reading), PIPE);
-    assert!(text.chars().all(|char| char == '\n' || !char.is_control()), "{text:?}");
+    assert!(text.contains("\nno answer about waiting tensors from server 1\nVERDICT "), "{text}");
+}
+
+#[test]
+fn an_old_state_says_why_it_is_shown() {
+    let reading = Job::new(2, 1).reading();
+    let notice = Some("the coordinator has not answered for 7 s");
+    for (size, cut) in [(None, 99), (Some((30, 20)), 30)] {
+        let text = render(&Look::of(None, &reading), Screen { size, notice, ..PIPE });
+        let expected: String = "NO ANSWER the coordinator has not answered for 7 s".chars().take(cut).collect();
+        assert_eq!(text.lines().nth(1), Some(expected.trim_end()), "{text}");
+    }
+}
+
+#[test]
+fn no_name_forges_a_line() {
+    hostile::check(|name| {
+        let mut reading = Job::new(1, 1).reading();
+        reading.status.view.job = name.to_owned();
+        reading.status.view.members.iter_mut().for_each(|member| member.process.host = name.to_owned());
+        reading.status.waits.unheard = Names::first([name.to_owned()].into_iter(), 1);
+        render(&Look::of(None, &reading), Screen { note: Some(name), ..PIPE })
+    });
 }

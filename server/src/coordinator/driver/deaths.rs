@@ -2,6 +2,7 @@
 
 use gradlane_core::Error;
 use gradlane_core::types::{Phase, Time};
+use gradlane_core::wire::frame::Health;
 
 use super::{CoordinatorNode, Driver, Input};
 
@@ -23,6 +24,8 @@ impl Driver {
     pub(super) fn handle_death(&mut self, now: Time, pid: u32, cause: String, returns: bool) {
         if returns {
             self.machine.expect_replacement(pid, &self.host);
+        } else {
+            self.note_failure(pid, cause.clone());
         }
         self.machine.handle_death(now, pid, &self.host, cause.clone());
         let view = self.machine.view();
@@ -30,6 +33,15 @@ impl Driver {
         if view.phase == Phase::Forming && view.formed_before == 0 {
             let (member, host) = ("a process".to_owned(), format!("{} (pid {pid}) before the job formed", self.host));
             self.machine.stop(now, Error::PeerLost { member, host, cause });
+        }
+    }
+
+    /// A process of this host has failed. If it was a member that left in order, nobody lost it, and only the report tells of its end.
+    pub(super) fn note_failure(&mut self, pid: u32, cause: String) {
+        let status = self.machine.status(self.now());
+        let mut members = status.view.members.iter().zip(&status.members);
+        if members.any(|(member, status)| member.process.is(&self.host, pid) && status.health == Health::Left) {
+            self.reporting.note_failure(cause);
         }
     }
 }

@@ -192,6 +192,16 @@ impl Gathered {
         told.filter(|(_, told)| self.is_of_late(told, now)).collect()
     }
 
+    /// Bytes of the parts that are placed on each server, by index; `None` of one that is no member. Empty before the first tick.
+    pub(super) fn placed(&self) -> Vec<Option<u64>> {
+        let Some((_, status)) = self.lock().latest.clone() else { return Vec::new() };
+        let servers = status.view.members.iter().zip(&status.members);
+        let servers = servers.filter(|(member, _)| member.process.role == Role::Server);
+        let placed: BTreeMap<u32, u64> = servers.map(|(member, status)| (member.index, status.placed_bytes)).collect();
+        let count = placed.last_key_value().map_or(0, |(last, _)| last + 1);
+        (0..count).map(|server| placed.get(&server).copied()).collect()
+    }
+
     /// How many members have told something lately.
     pub(super) fn answered(&self) -> usize {
         let now = self.clock.now();
@@ -265,7 +275,8 @@ const KEPT_EVERY: Duration = Duration::from_secs(4);
 mod tests {
     use std::collections::BTreeSet;
 
-    use gradlane_core::types::{Epoch, Phase, View};
+    use gradlane_core::types::{Epoch, Incarnation, Member, NodeId, Phase, Process, Round, View};
+    use gradlane_core::wire::frame::{Health, MemberStatus, Progress};
 
     use super::*;
 
@@ -344,6 +355,30 @@ mod tests {
         assert_eq!((before.at, seen.now.at), (Duration::from_secs(12), Duration::from_secs(19)));
         assert_eq!(before.told[&(Role::Worker, 0)].number("push_bytes"), Some(110));
         assert_eq!(seen.now.told_at[&(Role::Worker, 0)], Duration::from_millis(19_500));
+    }
+
+    #[test]
+    fn the_bytes_that_are_placed_on_servers_are_known_by_their_index() {
+        let gathered = Gathered::new(LONG);
+        assert_eq!(gathered.placed(), []);
+        let member = |role, index| {
+            let process = Process::new(role, Incarnation(1));
+            Member { process, node: NodeId([0; 32]), index, first_round: Round(0) }
+        };
+        let placed = |placed_bytes| MemberStatus {
+            health: Health::Alive,
+            silent: Duration::ZERO,
+            progress: Progress::default(),
+            placed_bytes,
+            placed_parts: 1,
+        };
+        let members = vec![member(Role::Worker, 0), member(Role::Server, 0), member(Role::Server, 2)];
+        gathered.tick(|| Status {
+            view: View::plain("night", Epoch { term: 1, number: 1 }, Phase::Running, members),
+            members: vec![placed(0), placed(7), placed(9)],
+            ..status()
+        });
+        assert_eq!(gathered.placed(), [Some(7), None, Some(9)], "there is no server 1 any more");
     }
 
     #[test]

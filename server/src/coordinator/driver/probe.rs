@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-use gradlane_core::metrics::{CoordinatorMetrics, Instance};
-use gradlane_core::runtime::Usage;
+use gradlane_core::metrics::{CoordinatorMetrics, Instance, OfProcess as _};
 use gradlane_core::runtime::exporter::{self, Shown, Standing, StandingCell};
+use gradlane_core::runtime::{Usage, process};
 use gradlane_core::types::{Phase, Role};
 use gradlane_core::wire::frame::Hold;
 
@@ -34,6 +34,8 @@ impl Probe {
         let metrics = CoordinatorMetrics { enrolments_refused, ..CoordinatorMetrics::default() };
         CoordinatorMetrics::set(&metrics.workers_expected, config.workers.into());
         CoordinatorMetrics::set(&metrics.servers_expected, config.servers.into());
+        metrics.configured(settings);
+        metrics.placed(Role::Coordinator, 0, &process::host());
         let gathered = Gathered::new(config.suspect_timeout.max(TOLD_LASTS));
         let (standing, usage) = (StandingCell::default(), Usage::new());
         Self { job: config.job.clone(), metrics, gathered, standing, settings, usage }
@@ -102,6 +104,9 @@ impl Shown for Probe {
     fn values(&self) -> Option<Instance> {
         CoordinatorMetrics::set(&self.metrics.members_answered, self.gathered.answered() as u64);
         self.metrics.member_last_seen_nanoseconds.set(self.gathered.last_seen());
+        for (server, bytes) in (0..).zip(self.gathered.placed()) {
+            self.metrics.placed_bytes.set(server, bytes);
+        }
         self.usage.refresh(&self.metrics);
         Some(self.metrics.instance(&self.job))
     }

@@ -6,19 +6,19 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crossbeam_channel::{RecvTimeoutError, bounded};
+use gradlane_core::Result;
 use gradlane_core::config::Config;
-use gradlane_core::local::{OwnThread, confined};
+use gradlane_core::local::confined;
 use gradlane_core::metrics::Instance;
-use gradlane_core::types::{Role, Time};
+use gradlane_core::runtime::setup::setup;
+use gradlane_core::types::{self, Role, Time};
 use gradlane_core::wire::frame::Status;
-use gradlane_core::{Error, Result};
 
+use super::apart::within;
 use crate::coordinator::Event;
-use crate::report::Report;
 use crate::report::files::Directory;
-use crate::report::making::{self, Known, Told};
-use crate::report::{LOSSES_MAX, Setting};
+use crate::report::making::{Known, Told};
+use crate::report::{LOSSES_MAX, Report, Setup};
 
 /// See the module's documentation.
 pub(super) struct Reporting {
@@ -26,9 +26,14 @@ pub(super) struct Reporting {
     directory: Option<Directory>,
     /// Below it are the reports that operators want.
     dump_dir: Option<PathBuf>,
-    settings: BTreeMap<String, Setting>,
-    /// Of this formation of the job; `None` once its report is written.
+    /// Of the process of the coordinator.
+    setup: Setup,
+    /// Whether the job goes on without workers that fail, so that none of them makes it fail.
+    goes_on: bool,
+    /// Of this formation of the job; `None` once it has ended.
     course: Option<Course>,
+    /// Of the formation that has ended, until its report is written: with the end, and the status then.
+    ended: Option<(Course, Time, Status)>,
 }
 
 /// What has happened since the job began to form.
@@ -40,7 +45,11 @@ struct Course {
     formed: Option<Time>,
     /// Also of members that are gone.
     told: BTreeMap<(Role, u32), Told>,
+    /// What each member runs and its settings; the last that it said.
+    setups: BTreeMap<(Role, u32), Setup>,
     losses: Vec<String>,
+    /// The processes that failed after they had left the job in order.
+    failures: Vec<String>,
 }
 
 impl Reporting {
@@ -50,13 +59,23 @@ impl Reporting {
     /// [`Error::Io`] if its directory cannot be made or written in.
     pub(super) fn by_settings(config: &Config) -> Result<Self> {
         let directory = config.report.as_deref().map(Directory::open).transpose()?;
-        Ok(Self { directory, dump_dir: config.dump_dir.clone(), settings: making::settings(config), course: None })
+        Ok(Self {
+            directory,
+            dump_dir: config.dump_dir.clone(),
+            setup: Setup::of(&setup(config)),
+            goes_on: config.on_worker_loss.goes_on(),
+            course: None,
+            ended: None,
+        })
     }
 
-    /// The job begins to form, or this coordinator goes on with it. The clock of the times began at `origin_unix_ns`.
+    /// The job begins to form, or this coordinator goes on with it. The clock of the times began at `origin_unix_ns`. Writes the report of the
+    /// formation before.
     pub(super) fn begin(&mut self, now: Time, origin_unix_ns: u64, is_resumed: bool) {
-        let (told, losses) = (BTreeMap::new(), Vec::new());
-        self.course = Some(Course { began: now, origin_unix_ns, is_resumed, formed: None, told, losses });
+        self.write_ended();
+        let (told, setups, losses, failures) = (BTreeMap::new(), BTreeMap::new(), Vec::new(), Vec::new());
+        self.course =
+            Some(Course { began: now, origin_unix_ns, is_resumed, formed: None, told, setups, losses, failures });
     }
 
     /// A member has told its metrics.
@@ -65,6 +84,13 @@ impl Reporting {
         match course.told.entry(member) {
             Entry::Vacant(place) => drop(place.insert(Told { at: now, first: Arc::clone(&last), last })),
             Entry::Occupied(mut told) => (told.get_mut().at, told.get_mut().last) = (now, last),
+        }
+    }
+
+    /// A member has told what it runs and its settings.
+    pub(super) fn take_setup(&mut self, member: (Role, u32), setup: &types::Setup) {
+        if let Some(course) = &mut self.course {
+            course.setups.insert(member, Setup::of(setup));
         }
     }
 
@@ -81,64 +107,67 @@ impl Reporting {
         }
     }
 
-    /// The job has ended: writes its report, once, if that is wanted. That it cannot costs a warning, and a disk that hangs costs [`WRITING`].
+    /// A process failed that had left the job in order, maybe after the end of the job. It counts where the loss of a worker ends the job.
+    pub(super) fn note_failure(&mut self, cause: String) {
+        let ended = self.ended.as_mut().map(|(course, ..)| course);
+        let Some(course) = self.course.as_mut().or(ended).filter(|_| !self.goes_on) else { return };
+        if course.failures.len() < LOSSES_MAX {
+            course.failures.push(cause);
+        }
+    }
+
+    /// The job has ended. Its report can wait for processes that fail after they have left.
     pub(super) fn end(&mut self, now: Time, status: impl FnOnce() -> Status) {
-        let (Some(course), Some(directory)) = (self.course.take(), self.directory.clone()) else { return };
-        match self.write(WRITING, course, (now, status()), || Ok(directory)) {
+        if let Some(course) = self.course.take() {
+            self.ended = Some((course, now, status()));
+        }
+    }
+
+    /// Writes the report of a job that has ended, once, if that is wanted. That it cannot costs a warning, and a disk that hangs costs [`WRITING`].
+    pub(super) fn write_ended(&mut self) {
+        let (Some((course, now, status)), Some(directory)) = (self.ended.take(), self.directory.clone()) else {
+            return;
+        };
+        let setup = self.setup.clone();
+        let write = move || directory.write(&report(&setup, &course, (now, &status)));
+        match within(WRITING, "writing a report", write) {
             Ok(path) => tracing::info!(path = %path.display(), "the report of the job"),
             Err(error) => tracing::warn!(%error, "the report of the job is missing"),
         }
     }
 
-    /// Writes a report of the job so far, in a directory below `dump_dir`, and returns its path.
-    ///
-    /// # Errors
-    /// [`Error::InvalidArgument`] for a directory that is not below it; [`Error::Io`]; [`Error::Timeout`] if the disk hangs.
-    pub(super) fn so_far(&self, now: Time, status: Status, directory: String) -> Result<PathBuf> {
-        let Some(course) = self.course.clone() else {
-            return Err(Error::Internal { what: "a job that runs has no course".to_owned() });
-        };
-        let dump_dir = self.dump_dir.clone();
-        let place = move || Directory::open(&confined::below_dump_dir(dump_dir.as_deref(), &directory)?);
-        self.write(WRITING_SO_FAR, course, (now, status), place)
-    }
-
-    /// Makes a report of a job that has this status now, and writes it. It does so in a thread, because a job may be large and a disk may hang, and
-    /// waits for `patience`.
-    fn write(
+    /// What writes a report of the job so far, in a directory below `dump_dir`, and returns its path. `None` once the job has ended: then its
+    /// report is that of the setting.
+    pub(super) fn so_far(
         &self,
-        patience: Duration,
-        course: Course,
-        (now, status): (Time, Status),
-        place: impl FnOnce() -> Result<Directory> + Send + 'static,
-    ) -> Result<PathBuf> {
-        let settings = self.settings.clone();
-        let (sender, written) = bounded(1);
-        let _thread = OwnThread::start("gl-report", move || {
-            let Course { began, origin_unix_ns, is_resumed, formed, told, losses } = &course;
-            let report = Report::of(&Known {
-                status: &status,
-                told,
-                losses,
-                formed: *formed,
-                began: *began,
-                now,
-                origin_unix_ns: *origin_unix_ns,
-                is_resumed: *is_resumed,
-                settings: &settings,
-                versions: &making::versions(),
-            });
-            let _ = sender.send(place().and_then(|directory| directory.write(&report)));
-        })?;
-        let failed = |error| match error {
-            RecvTimeoutError::Timeout => Error::Timeout { what: "writing a report".to_owned(), waited: patience },
-            RecvTimeoutError::Disconnected => Error::Internal { what: "the thread of a report panicked".to_owned() },
-        };
-        written.recv_timeout(patience).map_err(failed)?
+        now: Time,
+        status: Status,
+    ) -> Option<impl FnOnce(&str) -> Result<PathBuf> + Send + use<>> {
+        let (course, setup, dump_dir) = (self.course.clone()?, self.setup.clone(), self.dump_dir.clone());
+        Some(move |directory: &str| {
+            let place = Directory::open(&confined::below_dump_dir(dump_dir.as_deref(), directory)?)?;
+            place.write(&report(&setup, &course, (now, &status)))
+        })
     }
+}
+
+/// The report of a job that has this status now.
+fn report(setup: &Setup, course: &Course, (now, status): (Time, &Status)) -> Report {
+    let Course { began, origin_unix_ns, is_resumed, formed, told, setups, losses, failures } = course;
+    Report::of(&Known {
+        status,
+        told,
+        losses,
+        failures,
+        formed: *formed,
+        began: *began,
+        now,
+        origin_unix_ns: *origin_unix_ns,
+        is_resumed: *is_resumed,
+        setup,
+        setups,
+    })
 }
 
 /// A local disk takes some milliseconds. The end of the job waits for no longer.
 const WRITING: Duration = Duration::from_secs(3);
-/// The members of a job that goes on wait for their coordinator meanwhile.
-const WRITING_SO_FAR: Duration = Duration::from_millis(500);

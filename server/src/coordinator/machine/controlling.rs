@@ -86,10 +86,9 @@ impl Coordinator {
         }
         let is_coordinator = recipient == Recipient::Coordinator;
         let is_for = match &command {
-            ControlCommand::Stats | ControlCommand::Log { .. } => true,
+            ControlCommand::Stats | ControlCommand::Log { .. } | ControlCommand::DumpRecorder { .. } => true,
             ControlCommand::Drain => matches!(recipient, Recipient::Server(_)),
             ControlCommand::Dump { .. } => matches!(recipient, Recipient::Worker(_)),
-            ControlCommand::DumpRecorder { .. } => matches!(recipient, Recipient::Worker(_) | Recipient::Coordinator),
             ControlCommand::Timeline { .. } | ControlCommand::StopTimeline => !is_coordinator,
             ControlCommand::Save { .. } | ControlCommand::SetRate { .. } => is_coordinator,
             ControlCommand::Unknown { .. } => return Err(command.refusal("the coordinator")),

@@ -60,7 +60,6 @@ fn what_makes_no_sense_is_refused_and_the_connection_stays() {
         (Recipient::Coordinator, ControlCommand::Drain, "drain is no order for coordinator"),
         (server, save(), "save is no order for server-0"),
         (server, dump(), "dump is no order for server-0"),
-        (server, ControlCommand::DumpRecorder { directory: "d".to_owned() }, "dump is no order for server-0"),
         (Recipient::Coordinator, ControlCommand::StopTimeline, "timeline is no order for coordinator"),
         (server, set("w", 0.5, None), "set is no order for server-0"),
         (Recipient::Coordinator, set("w", 0.5, None), "the parameter w is not there; no parameter of this job"),
@@ -102,6 +101,23 @@ fn the_coordinator_obeys_by_its_driver() {
     assert_eq!(command, ControlCommand::Stats);
     job.coordinator.handle_obeyed_here(number, DONE);
     assert_eq!(answer(&mut job, OPERATOR), DONE);
+}
+
+#[test]
+fn every_member_and_the_coordinator_are_told_to_dump_their_recorders() {
+    let mut job = with_operator(1);
+    let dumps = || ControlCommand::DumpRecorder { directory: "d".to_owned() };
+    for (link, recipient) in [(0, Recipient::Worker(WorkerId(0))), (SERVER, Recipient::Server(ServerId(0)))] {
+        job.frame(OPERATOR, order(link, recipient, dumps()));
+        let told = job.received(link);
+        assert!(
+            told.iter().any(|frame| matches!(frame, Frame::Command { command, .. } if *command == dumps())),
+            "{told:?}"
+        );
+    }
+    job.frame(OPERATOR, order(900, Recipient::Coordinator, dumps()));
+    job.drain();
+    assert_eq!(job.ordered.pop().map(|(_, command)| command), Some(dumps()));
 }
 
 #[test]

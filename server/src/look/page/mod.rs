@@ -73,7 +73,7 @@ pub(crate) fn page(look: &Look, around: &Around) -> String {
 }
 
 fn head(look: &Look, job: &str) -> String {
-    let Look { state, workers, servers, step, step_time, exposed, .. } = look;
+    let Look { state, workers, servers, step, step_time, time_use, .. } = look;
     let mut facts = vec![
         text(state, NAME),
         format!("{}/{} workers", workers.0, workers.1),
@@ -81,8 +81,14 @@ fn head(look: &Look, job: &str) -> String {
     ];
     facts.extend(step.map(|step| format!("step {step}")));
     facts.extend(step_time.map(|time| format!("{} a step", millis(time))));
-    facts.extend(exposed.map(|exposed| format!("exposed {}", percent(exposed))));
-    format!("<header><h1>job {job}</h1>\n<p>{}</p></header>\n", facts.join(" · "))
+    let uses = time_use.map_or(String::new(), |time_use| {
+        let part = |(name, share): (&str, f64)| {
+            let bar = bar("", share, &format!(" {name}"));
+            format!("<span>{name} {}{bar}</span>", percent(share))
+        };
+        format!("<p class=\"uses\">{}</p>\n", time_use.parts().map(part).collect::<Vec<_>>().join(" "))
+    });
+    format!("<header><h1>job {job}</h1>\n<p>{}</p>\n{uses}</header>\n", facts.join(" · "))
 }
 
 fn notes(look: &Look, around: &Around) -> String {
@@ -93,7 +99,7 @@ fn notes(look: &Look, around: &Around) -> String {
     let class = match look.verdict {
         Verdict::Unknown | Verdict::NoSums => "",
         Verdict::Nobody => "fine",
-        Verdict::Late { .. } | Verdict::Behind { .. } | Verdict::Credit { .. } => "late",
+        Verdict::Late { .. } | Verdict::Behind { .. } | Verdict::FullServer { .. } | Verdict::Credit { .. } => "late",
     };
     note(class, &format!("verdict: {}", text(&look.verdict.to_string(), SENTENCE)));
     if !look.missing.is_empty() {
@@ -140,8 +146,8 @@ const RANKS: &[Column<RankLine>] = &[
     Column { head: "pull/s", meaning: "received from servers", cell: |line| known(line.pull, rate) },
     Column {
         head: "limit",
-        meaning: "what held its worst link",
-        cell: |line| known(line.limit, |limit| limit.name().to_owned()),
+        meaning: "what held its worst link; nic if the network interfaces of its machine are full",
+        cell: |line| known(line.limit_word(), |limit| limit),
     },
     Column { head: "loss", meaning: "packets of that link", cell: |line| known(line.loss, small_percent) },
     Column {

@@ -31,12 +31,14 @@ fn a_small_job_is_one_page() {
     assert!(head.contains("<title>night: epoch 1.3 running</title>"), "{head}");
     assert_eq!(without_tags(body), BODY);
     let widths: Vec<&str> = body.match_indices("width:").map(|(at, _)| &body[at..at + 11]).collect();
-    assert_eq!(widths, ["width:1.5em", "width:2.5em"], "a delay of 73 of 250 ms, and lanes of a half");
+    let expected = ["width:1.3em", "width:3.8em", "width:1.5em", "width:2.5em"];
+    assert_eq!(widths, expected, "shares of the time, a delay of 73 of 250 ms, and lanes of a half");
 }
 
 const BODY: &str = "\
 job night
-epoch 1.3 running · 2/2 workers · 1/1 servers · step 12 · 200 ms a step · exposed 25 %
+epoch 1.3 running · 2/2 workers · 1/1 servers · step 12 · 200 ms a step
+exposed 25 % rest 75 %
 verdict: rank 1 late (submit) 73.0 ms a step
 ⚠ 2 of 3 answered; missing: worker 0
 step 200 ms|the last 5 min, at most 200 ms

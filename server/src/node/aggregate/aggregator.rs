@@ -7,13 +7,13 @@ use std::time::Duration;
 
 use gradlane_core::error::Error;
 use gradlane_core::types::{
-    DType, Defect, ExchangeId, PartId, Participants, Round, TensorKey, Time, WorkerId, WorkerSet, planted,
+    Blamed, Coming, DType, Defect, ExchangeId, PartId, Participants, Round, TensorKey, Time, WorkerId, WorkerSet,
+    planted,
 };
 use gradlane_core::wire::frame::{Stall, Waiting};
 use gradlane_core::wire::{Contribute, Restore, Target, Withdraw};
 
 use super::absence::Absence;
-use super::lateness::{Blamed, Coming};
 use super::readers::Readers;
 use super::refusals::{lost, stalled};
 use super::residual::Residual;
@@ -381,6 +381,11 @@ impl Aggregator {
         self.draining.is_some() && is_empty && (forgotten > 0 || slots().all(settled))
     }
 
+    /// How many rounds have begun and miss a contribution.
+    pub(in crate::node) fn waiting_rounds(&self) -> usize {
+        self.waiting.len()
+    }
+
     /// The rounds that have waited for a moment, those that have waited longest.
     pub(in crate::node) fn waits(&self, now: Time) -> Vec<Waiting> {
         let long = |(since, _): &&(Time, SlotId)| *since + Waiting::MOMENT <= now;
@@ -391,6 +396,11 @@ impl Aggregator {
     /// Its latest work.
     pub(in crate::node) fn last(&self) -> Option<(TensorKey, Round)> {
         self.last_counted
+    }
+
+    /// The sum that an exchange is about, and its worker.
+    pub(in crate::node) fn sum_of(&self, exchange: ExchangeId) -> Option<(SlotId, WorkerId)> {
+        self.exchanges.get(&exchange).map(|exchange| (exchange.slot, exchange.worker))
     }
 
     /// How many exchanges are open.

@@ -3,11 +3,10 @@
 use std::sync::Arc;
 
 use gradlane_core::error::Error;
-use gradlane_core::types::{Defect, Epoch, ExchangeId, Op, PartId, Round, Time, WorkerId, WorkerSet, planted};
+use gradlane_core::types::{Coming, Defect, Epoch, ExchangeId, Op, PartId, Round, Time, WorkerId, WorkerSet, planted};
 use gradlane_core::wire::{About, Body, Contribution, Contributors, Sum, Target};
 
 use super::aggregator::{Aggregator, Exchange, ExchangeState, Part, parity};
-use super::lateness::Coming;
 use super::refusals::over;
 use super::residual::{Fed, Residual};
 use super::round::{Open, Published, RoundState, Slot, Spec};

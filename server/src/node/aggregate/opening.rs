@@ -5,12 +5,11 @@ use std::time::Duration;
 
 use gradlane_core::error::{Error, Result};
 use gradlane_core::types::{
-    CodecSpec, DType, Defect, ExchangeId, Machines, PartId, Participants, Round, Time, WorkerId, planted,
+    CodecSpec, Coming, DType, Defect, ExchangeId, Machines, PartId, Participants, Round, Time, WorkerId, planted,
 };
 use gradlane_core::wire::{Body, Contribute, Contribution, Target};
 
 use super::aggregator::{Aggregator, Exchange, ExchangeState, Part, parity};
-use super::lateness::Coming;
 use super::refusals::{gave_up, lost, over, restored_meanwhile};
 use super::residual::Residual;
 use super::round::{RoundState, Slot, Spec, Uploading};

@@ -8,12 +8,12 @@ use std::sync::Arc;
 use gradlane_core::codec;
 use gradlane_core::error::Error;
 use gradlane_core::types::{
-    CodecSpec, DType, Declared, Defect, ExchangeId, Extent, Machines, Op, PartId, Participants, TensorKind, Time,
-    WorkerId, WorkerSet, planted, total_weight,
+    CodecSpec, Coming, DType, Declared, Defect, ExchangeId, Extent, Machines, Op, PartId, Participants, TensorKind,
+    Time, WorkerId, WorkerSet, planted, total_weight,
 };
 use gradlane_core::wire::{Body, Hold};
 
-use super::lateness::{Coming, Lateness};
+use super::lateness::Lateness;
 use crate::node::command::{Order, SlotId, SumSpec, Upload};
 use crate::node::config::NodeConfig;
 use crate::node::membership::Callers;

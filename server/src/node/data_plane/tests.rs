@@ -1,14 +1,23 @@
 //! The data side of a server between a listener that the tests play and the threads that add.
 
+use bytes::Bytes;
 use crossbeam_channel::{Receiver, unbounded};
 use gradlane_core::Error;
+use gradlane_core::config::Config;
+use gradlane_core::metrics::TraceCounts;
+use gradlane_core::runtime::recording::Recorder as _;
+use gradlane_core::runtime::timeline::{Clocks, Window};
 use gradlane_core::transport::Inbox;
-use gradlane_core::types::{Access, DType, LinkId, Phase, Update};
+use gradlane_core::transport::Incoming;
+use gradlane_core::types::{Access, DType, KeyPart, LinkId, Phase, Role, ServerId, Update};
 use gradlane_core::wire::{Contribute, Request, Sent, Use, checksum};
 
 use super::*;
+use crate::handle;
 use crate::node::aggregate::tests::{again, checked, config, header, in_part, node, sized, view};
 use crate::node::parameter::tests::to_do;
+use crate::node::recorder::Recorder;
+use crate::node::trace::{Means, Place};
 use crate::scrape::{exporter, get};
 
 const BYTES: usize = 4 << 20;
@@ -76,8 +85,16 @@ fn metrics_are_shown_while_the_locks_are_held() {
     server.plane.handle_member(MemberEvent::Joined { index: 0, view: view(2, 1, Phase::Running) });
     let exchange = server.open(0, part(0));
     server.bring(exchange, 0..BLOCK);
+    let booked = server.plane.progress().bytes_in_flight;
+    assert!(booked >= BYTES as u64, "{booked}");
     let (node, routes) = (server.plane.node(), server.plane.routes());
     let (_, text) = get(&exporter, "/metrics");
+    for (name, value) in [("sum_bytes", booked), ("sum_limit_bytes", 1 << 30), ("waiting_rounds", 0)] {
+        assert!(text.contains(&format!("gradlane_server_{name}{{server=\"0\"}} {value}\n")), "{name}: {text}");
+    }
+    assert!(text.contains("gradlane_server_lane_parts{server=\"0\",lane=\"1\"} "), "{text}");
+    let events = "gradlane_server_trace_events_total{server=\"0\",sink=\"recorder\"} ";
+    assert!(text.contains(events) && !text.contains(&format!("{events}0\n")), "{text}");
     assert!(text.contains(&format!("gradlane_server_received_bytes_total{{server=\"0\"}} {BLOCK}\n")), "{text}");
     assert_eq!(get(&exporter, "/readyz"), (200, "server: ready\n".to_owned()));
     drop((node, routes));
@@ -121,7 +138,7 @@ fn only_what_came_before_its_turn_in_rank_order_is_copied() {
 
 #[test]
 fn a_panic_under_the_lock_of_a_server_ends_it_with_its_cause() {
-    let plane = plane(config());
+    let plane = plane(config(), None);
     let (sender, watching) = unbounded();
     let listener = Listener {
         addresses: Vec::new(),
@@ -141,6 +158,75 @@ fn a_panic_under_the_lock_of_a_server_ends_it_with_its_cause() {
     plane.progress();
     (watching.recv().unwrap())(Error::Cancelled);
     assert_eq!(plane.wait(None), Some(Err(ended)), "the first cause counts");
+}
+
+#[test]
+fn what_a_server_waits_for_is_dumped_while_its_lock_is_held() {
+    let server = Played::new(2, |_| {});
+    let one = server.open(0, part(0));
+    server.bring(one, 0..BYTES);
+    let two = server.open(1, part(0));
+    server.bring(two, 0..BLOCK);
+    let flight = &server.plane.flight;
+    // Threads of their own may add what came.
+    while flight.recorder.read().others["open"][0]["whole"] != serde_json::json!([0]) {
+        std::thread::yield_now();
+    }
+    let stuck = server.plane.node();
+    let dir = tempfile::tempdir().unwrap();
+    let text = std::fs::read(flight.dump(dir.path(), "a test", None).unwrap()).unwrap();
+    drop(stuck);
+    let dump: serde_json::Value = serde_json::from_slice(&text).unwrap();
+    assert_eq!((&dump["open"][0]["begun"], &dump["open"][0]["due"]), (&vec![1].into(), &serde_json::json!([])));
+    let events: Vec<&str> = dump["events"].as_array().unwrap().iter().map(|event| event[1].as_str().unwrap()).collect();
+    let expected = ["linked", "begun", "came", "whole", "flows"];
+    let found: Vec<&str> = expected.into_iter().filter(|what| events.contains(what)).collect();
+    assert_eq!(found, expected, "{events:?}");
+}
+
+#[test]
+fn a_pull_that_the_handle_of_a_key_refuses_is_recorded_as_refused() {
+    /// Nobody may pull.
+    struct Deaf;
+    impl Handle for Deaf {
+        fn pull(&self, _: &handle::Request, _: &[u8]) -> std::result::Result<Option<Vec<u8>>, handle::Failure> {
+            Err("no pull".into())
+        }
+    }
+    let server = Played::with(1, Some(Arc::new(Deaf)), |_| {});
+    let (dir, trace) = (tempfile::tempdir().unwrap(), &server.plane.trace);
+    let clocks = Clocks { own: Clock::start(), job: None };
+    trace.equip(Means { bytes_max: 1 << 20, clocks, counts: TraceCounts::default() });
+    trace.start(Place { place: dir.path().to_owned(), window: Window::default() });
+    trace.joined(ServerId(0));
+    let init = to_do(Access::Init, 0);
+    let body = vec![0; usize::try_from(init.part_bytes).unwrap()];
+    let init = server.ask(0, Request::Use(init));
+    server.bring_bytes(init, body);
+    server.hears_until(|heard| heard.ended.contains_key(&init));
+    server.tell(Incoming::Answered { exchange: init });
+    let key = Some(KeyPart { app: 3, key: 9, offset: 0 });
+    let pull = server.ask(0, Request::Use(Use { key, ..to_do(Access::Pull, 1) }));
+    let refused = |outgoing: Outgoing| matches!(outgoing, Outgoing::Reject { exchange, .. } if exchange == pull);
+    while !refused(server.sent.recv_timeout(Duration::from_secs(60)).expect("the pull is refused")) {}
+    let recorder = &server.plane.flight.recorder;
+    // The lane tells the recorder after it has sent.
+    while !recorder.read().events.contains("refused") {
+        std::thread::yield_now();
+    }
+    server.tell(Incoming::Answered { exchange: pull });
+    let recorded = recorder.read();
+    let events: Vec<serde_json::Value> = serde_json::from_str(&format!("[{}]", recorded.events)).unwrap();
+    let of_pull = events.iter().filter(|event| event[6] == pull.0 && event[2] == 0);
+    let of_pull: Vec<_> = of_pull.map(|event| (event[1].as_str().unwrap(), event[7].as_str().unwrap())).collect();
+    assert_eq!(of_pull, [("came", "pull"), ("to-answer", "pull"), ("refused", "TensorState")]);
+    assert_eq!(recorded.others["uses"], serde_json::json!([]));
+    server.plane.stop_timeline();
+    let spans = std::fs::read(dir.path().join("server-0/comm.json")).unwrap();
+    let spans: Vec<serde_json::Value> = serde_json::from_slice(&spans).unwrap();
+    let spans = spans.iter().filter(|span| span["ph"] == "X").map(|span| (&span["name"], &span["args"]["outcome"]));
+    let of_pull: Vec<_> = spans.skip(2).collect();
+    assert_eq!(of_pull, [(&"USE".into(), &"refused".into())]);
 }
 
 /// A server whose listener is the test. Contributions are ones.
@@ -166,6 +252,10 @@ impl Heard {
 
 impl Played {
     fn new(workers: u32, change: impl FnOnce(&mut NodeConfig)) -> Self {
+        Self::with(workers, None, change)
+    }
+
+    fn with(workers: u32, handle: Option<Arc<dyn Handle>>, change: impl FnOnce(&mut NodeConfig)) -> Self {
         let mut config = NodeConfig {
             memory_bytes_max: 1 << 30,
             block_bytes_max: BLOCK as u64,
@@ -173,7 +263,7 @@ impl Played {
             ..config()
         };
         change(&mut config);
-        let plane = plane(config);
+        let plane = plane(config, handle.as_ref());
         let (sink, sent) = unbounded();
         let outbox = Box::new(move |outgoing| drop(sink.send(outgoing)));
         plane.attach(
@@ -234,8 +324,10 @@ impl Played {
     }
 }
 
-fn plane(config: NodeConfig) -> Arc<DataPlane> {
-    DataPlane::new(config, NonZeroUsize::new(2).unwrap(), Pool::new(), Clock::start(), None, None).unwrap()
+fn plane(config: NodeConfig, handle: Option<&Arc<dyn Handle>>) -> Arc<DataPlane> {
+    let clock = Clock::start();
+    let flight = Flight::new(&Config::default(), Role::Server, clock, Recorder::new(1 << 10));
+    DataPlane::new(config, NonZeroUsize::new(2).unwrap(), Pool::new(), clock, Arc::new(flight), None, handle).unwrap()
 }
 
 fn part(round: u64) -> Contribute {

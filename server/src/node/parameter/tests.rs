@@ -639,7 +639,7 @@ impl World {
                 self.node.handle_receipt(now(), route, exchange, receipt.into());
             }
             Some(Told::Squares { part, round, sum }) => self.node.handle_squares(part, round, sum),
-            Some(Told::Served(_)) => unreachable!("no table is used"),
+            Some(Told::Served(_) | Told::Waits(_) | Told::Refused { .. }) => unreachable!("no table is used"),
             None => return false,
         }
         self.obey();
@@ -688,7 +688,7 @@ impl World {
                     self.told.push_back(Told::Receipt { route, exchange, receipt });
                 }
                 Event::Squares { part, round, sum } => self.told.push_back(Told::Squares { part, round, sum }),
-                Event::Served(_) => unreachable!("no table is used"),
+                Event::Served(_) | Event::Waits(_) => unreachable!("no table is used"),
                 Event::Frozen { order, part, frozen } => {
                     self.frozen.insert((order, part), frozen.expect("no defect is planted"));
                 }

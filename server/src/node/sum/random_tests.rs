@@ -362,7 +362,9 @@ impl Play {
                         under_way.ended = Some(checksum);
                     }
                 }
-                Event::Squares { .. } | Event::Served(_) => return Err("no word of a sum".to_owned()),
+                Event::Squares { .. } | Event::Served(_) | Event::Waits(_) => {
+                    return Err("no word of a sum".to_owned());
+                }
                 Event::Send(other) => return Err(format!("sends {other:?}")),
             }
         }

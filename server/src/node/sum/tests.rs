@@ -110,7 +110,11 @@ impl Play {
             Event::Send(Outgoing::End { exchange, .. }) => Some(format!("end {}", exchange.0)),
             Event::Send(Outgoing::Reject { exchange, .. }) => Some(format!("reject {}", exchange.0)),
             Event::Send(other) => panic!("{other:?}"),
-            Event::Receipt { .. } | Event::Squares { .. } | Event::Served(_) | Event::Frozen { .. } => None,
+            Event::Receipt { .. }
+            | Event::Squares { .. }
+            | Event::Served(_)
+            | Event::Waits(_)
+            | Event::Frozen { .. } => None,
         };
         std::mem::take(&mut self.events).into_iter().filter_map(sent).collect()
     }

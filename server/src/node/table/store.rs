@@ -20,8 +20,8 @@ use super::rows::{Counts, Gradients, Pulled, Rows};
 use super::upload::Upload;
 use super::waiting::Waiting;
 use crate::node::accumulator::SumResources;
-use crate::node::command::{AskedRows, RowsStep, Served};
-use crate::node::event::Event;
+use crate::node::command::{AskedRows, Missing, RowsStep, Served};
+use crate::node::event::{Event, Waits};
 use crate::node::refusals::out_of_order;
 
 /// The parts of tables of a lane.
@@ -29,6 +29,10 @@ use crate::node::refusals::out_of_order;
 pub struct RowStore {
     resources: SumResources,
     parts: BTreeMap<PartId, Part>,
+    /// Whether it says for which workers uses wait.
+    says_waits: bool,
+    /// How often it has said that.
+    changes: u64,
 }
 
 #[derive(Debug)]
@@ -42,6 +46,8 @@ struct Part {
     uploads: BTreeMap<ExchangeId, Upload>,
     /// Uploads that came whole, and wait.
     waiting: Waiting,
+    /// The workers for which all of them wait, as it was said last.
+    missing: Missing,
 }
 
 /// A change that was done.
@@ -72,7 +78,13 @@ enum Answer {
 impl RowStore {
     /// No tables.
     pub fn new(resources: SumResources) -> Self {
-        Self { resources, parts: BTreeMap::new() }
+        Self { resources, parts: BTreeMap::new(), says_waits: false, changes: 0 }
+    }
+
+    /// The same, which says for which workers uses wait if `says_waits`.
+    #[must_use]
+    pub fn saying_waits(self, says_waits: bool) -> Self {
+        Self { says_waits, ..self }
     }
 
     /// Carries out a step of a part. Results go to `say`.
@@ -80,9 +92,12 @@ impl RowStore {
         match step {
             RowsStep::Serve { exchange, asked } => {
                 let part = self.parts.entry(id).or_insert_with(|| Part::of(id, &asked, &self.resources));
-                part.waiting.know(&asked.workers);
+                let are_others = part.waiting.know(&asked.workers);
                 part.uploads.insert(exchange, Upload::of(asked, &self.resources.pool));
-                part.serve_if_whole(&self.resources, exchange, say);
+                if are_others {
+                    self.say_waits(id, None, say);
+                }
+                self.serve_if_whole(id, exchange, say);
             }
             RowsStep::Forget { exchange } => {
                 let Some(part) = self.parts.get_mut(&id) else { return };
@@ -90,10 +105,12 @@ impl RowStore {
                 if part.uploads.remove(&exchange).is_some() {
                     say(part.served(Some(exchange), None));
                 }
+                self.say_waits(id, None, say);
             }
             RowsStep::GiveUp { exchanges, waited } => {
                 let Some(part) = self.parts.get_mut(&id) else { return };
                 part.give_up(&self.resources, &exchanges, waited, say);
+                self.say_waits(id, None, say);
             }
             RowsStep::Leave { node } => {
                 let Some(part) = self.parts.get_mut(&id) else { return };
@@ -104,8 +121,10 @@ impl RowStore {
                 say(part.served(None, None));
                 part.waiting.leave(node);
                 part.go_on(&self.resources, say);
+                self.say_waits(id, None, say);
             }
             RowsStep::Drop => {
+                // Its uses were forgotten before, so that none waits.
                 let part = self.parts.remove(&id).into_iter();
                 for exchange in part.flat_map(|part| part.uploads.into_keys()) {
                     let exchange = Some(exchange);
@@ -128,7 +147,7 @@ impl RowStore {
         for chunk in chunks {
             upload.take(&self.resources.copies, chunk.as_ref());
         }
-        part.serve_if_whole(&self.resources, exchange, say);
+        self.serve_if_whole(id, exchange, say);
     }
 
     /// Loses all rows, after a defect left them in an unknown state. Whoever uses one of them, now or later, gets an error.
@@ -140,6 +159,8 @@ impl RowStore {
                 say(part.served(Some(exchange), Some(rows_lost(*id))));
             }
         }
+        let ids: Vec<PartId> = self.parts.keys().copied().collect();
+        ids.into_iter().for_each(|id| self.say_waits(id, None, say));
     }
 
     /// How many parts there are.
@@ -150,6 +171,30 @@ impl RowStore {
     /// Whether there are none.
     pub fn is_empty(&self) -> bool {
         self.parts.is_empty()
+    }
+
+    /// Does a use whose body is whole, unless it waits, and then what has waited for it.
+    fn serve_if_whole(&mut self, id: PartId, exchange: ExchangeId, say: &mut impl FnMut(Event)) {
+        let Some(part) = self.parts.get_mut(&id) else { return };
+        let is_whole = part.uploads.get(&exchange).is_some_and(Upload::is_whole);
+        if !is_whole || part.waiting.has(exchange) {
+            return;
+        }
+        part.serve_in_turn(&self.resources, exchange, say);
+        part.go_on(&self.resources, say);
+        let held = Some(exchange).filter(|exchange| part.uploads.contains_key(exchange));
+        self.say_waits(id, held, say);
+    }
+
+    /// Says for which workers the uses of a part wait, if that has changed or if the use `held` begins to wait.
+    fn say_waits(&mut self, id: PartId, held: Option<ExchangeId>, say: &mut impl FnMut(Event)) {
+        let Some(part) = self.parts.get_mut(&id).filter(|_| self.says_waits) else { return };
+        let missing = part.waiting.missing();
+        if held.is_some() || missing != part.missing {
+            part.missing = missing;
+            self.changes += 1;
+            say(Event::Waits(Waits { part: id, held, missing, change: self.changes }));
+        }
     }
 }
 
@@ -163,6 +208,7 @@ impl Part {
             ledger: BTreeMap::new(),
             uploads: BTreeMap::new(),
             waiting: Waiting::new(spec.turns),
+            missing: Missing::default(),
         }
     }
 
@@ -171,19 +217,14 @@ impl Part {
         Event::Served(Served { part: self.id, exchange, bytes, scan_bytes, refusal })
     }
 
-    /// Does a use whose body is whole, unless it waits, and then what has waited for it.
-    fn serve_if_whole(&mut self, resources: &SumResources, exchange: ExchangeId, say: &mut impl FnMut(Event)) {
-        let is_whole = self.uploads.get(&exchange).is_some_and(Upload::is_whole);
-        if !is_whole || self.waiting.has(exchange) {
-            return;
-        }
+    /// Does a use whose body is whole, unless it waits.
+    fn serve_in_turn(&mut self, resources: &SumResources, exchange: ExchangeId, say: &mut impl FnMut(Event)) {
         match self.turn_of(exchange) {
             Ok(Turn::Later) => {}
             Ok(Turn::Now) => self.serve(resources, exchange, None, say),
             Ok(Turn::Before(counts)) => self.serve(resources, exchange, Some(counts), say),
             Err(error) => self.end(resources, exchange, Err(error), say),
         }
-        self.go_on(resources, say);
     }
 
     /// Does what waits no more.
@@ -217,16 +258,21 @@ impl Part {
         }
     }
 
-    fn stalled(&self, exchange: ExchangeId, waited: Duration) -> Error {
+    /// The workers for which a use waits.
+    fn missing(&self, exchange: ExchangeId) -> Vec<WorkerId> {
         let AskedRows { node, header, .. } = &*self.uploads[&exchange].asked;
-        let missing = match header.action.pushes() {
+        match header.action.pushes() {
             true => self.waiting.not_in_round().collect(),
             false => self.waiting.too_far_behind(*node).collect(),
-        };
+        }
+    }
+
+    fn stalled(&self, exchange: ExchangeId, waited: Duration) -> Error {
+        let header = &self.uploads[&exchange].asked.header;
         Error::Stalled {
             tensor: self.id.key.into(),
             round: header.target.round,
-            missing,
+            missing: self.missing(exchange),
             waited,
             notice: Box::default(),
             detail: format!("a {} of this table waits for every worker", header.action).into(),
@@ -238,7 +284,7 @@ impl Part {
     /// # Errors
     /// What is wrong with it, as far as that is known before.
     fn turn_of(&mut self, exchange: ExchangeId) -> Result<Turn> {
-        let Self { id, rows, codec, ledger, uploads, waiting } = self;
+        let Self { id, rows, codec, ledger, uploads, waiting, .. } = self;
         let upload = &uploads[&exchange];
         let AskedRows { node, header, refusal, .. } = &*upload.asked;
         let rows = rows.as_mut().ok_or_else(|| rows_lost(*id))?;

@@ -16,7 +16,7 @@ use crate::node::accumulator::SumResources;
 use crate::node::aggregate::tests::{EPOCH, config, node, view};
 use crate::node::command::{Command, Route, Served};
 use crate::node::config::NodeConfig;
-use crate::node::event::Event;
+use crate::node::event::{Event, Waits};
 use crate::node::machine::Node;
 use crate::node::parameter::tests as parameters;
 use crate::node::store::Store;
@@ -295,6 +295,69 @@ fn who_is_waited_for_too_long_is_named() {
 }
 
 #[test]
+fn pushes_that_wait_say_for_which_workers_all_of_them_wait() {
+    let spec = "sgd:lr=1;dim=2,mode=sync";
+    let push = |world: &mut World, rank| world.begin(rank, spec, push_of(&[5], &[1.0, 2.0], 0));
+    let mut world = World::with(100, |config| config.memory_bytes_max = 1 << 30);
+    for rank in 0..99 {
+        let exchange = push(&mut world, rank);
+        let first: Vec<u32> = (rank + 1..100).take(64).collect();
+        assert_eq!(world.waits, [(Some(exchange), first, 99 - rank)], "one event a use");
+        world.waits.clear();
+    }
+    push(&mut world, 99);
+    assert_eq!(world.waits, [(None, Vec::new(), 0)]);
+}
+
+#[test]
+fn pulls_that_wait_say_for_which_workers_all_of_them_wait() {
+    let spec = "sgd:lr=1;dim=2,mode=ssp";
+    let push = |world: &mut World, rank, round| world.begin(rank, spec, push_of(&[5], &[1.0, 2.0], round));
+    let pull = |world: &mut World, rank, round| {
+        world.begin(rank, spec, (header(RowAction::Pull, &[5], round), bytes_of(&[5])))
+    };
+    let mut world = World::of(4);
+    for (rank, round) in [(0, 0), (1, 0), (1, 1)] {
+        push(&mut world, rank, round);
+    }
+    let [ahead, behind] = [(1, 2), (0, 1)].map(|(rank, round)| pull(&mut world, rank, round));
+    let expected = [(Some(ahead), vec![0, 2, 3], 3), (Some(behind), vec![2, 3], 2)];
+    assert_eq!(world.waits, expected, "what the second one waits for the first one waits for too");
+    world.waits.clear();
+    world.begin(2, spec, (header(RowAction::Look, &[5], 0), bytes_of(&[5])));
+    assert_eq!(world.waits, [], "nothing has changed");
+    for rank in [2, 3] {
+        push(&mut world, rank, 1);
+    }
+    assert!(world.outcome(behind).is_some());
+    assert_eq!(world.waits, [(None, vec![3], 1), (None, vec![0, 2, 3], 3)]);
+}
+
+#[test]
+fn the_workers_for_which_uses_wait_are_said_again_when_a_use_ends_or_a_worker_is_lost() {
+    let spec = "sgd:lr=1;dim=2,mode=sync";
+    let push = |world: &mut World, rank| world.begin(rank, spec, push_of(&[5], &[1.0, 2.0], 0));
+    let mut world = World::of(4);
+    let [first, second] = [0, 1].map(|rank| push(&mut world, rank));
+    world.waits.clear();
+    world.tear(first);
+    assert_eq!(world.waits, [(None, vec![0, 2, 3], 3)]);
+    let mut left = view(4, 2, Phase::Running);
+    left.members.retain(|member| member.index != 0);
+    world.node.handle_member(MemberEvent::View(left));
+    world.settle();
+    assert_eq!(world.waits[1..], [(None, vec![2, 3], 2)]);
+    assert_eq!(world.missing(second), [2, 3]);
+    assert_eq!(world.waits[2..], [(None, vec![], 0)], "it was given up");
+
+    let mut world = World::of(2);
+    push(&mut world, 0);
+    world.node.handle_member(MemberEvent::Ended { keys: vec![part().key], below: 1 });
+    world.settle();
+    assert_eq!(world.waits.last(), Some(&(None, vec![], 0)), "the table ended");
+}
+
+#[test]
 fn a_push_that_comes_again_makes_nobody_wait_for_more_workers() {
     let mut world = World::of(3);
     let spec = "sgd:lr=1;dim=2,mode=ssp";
@@ -462,6 +525,10 @@ struct World {
     served: VecDeque<Served>,
     answers: BTreeMap<ExchangeId, (Vec<u8>, Option<u32>)>,
     rejected: BTreeMap<ExchangeId, Error>,
+    /// For which workers the store said that uses wait: the use that began to wait, the known ranks, and how many workers.
+    waits: Vec<(Option<ExchangeId>, Vec<u32>, u32)>,
+    /// The number of the latest of them.
+    change: u64,
 }
 
 impl World {
@@ -476,12 +543,14 @@ impl World {
             SumResources { kernels: Kernels::portable(), pool: Pool::new(), copies: Copies::default(), defect: None };
         let mut world = Self {
             node: Node::new(config),
-            store: Store::new(resources),
+            store: Store::new(resources).saying_waits(true),
             exchanges: 0,
             routes: BTreeMap::new(),
             served: VecDeque::new(),
             answers: BTreeMap::new(),
             rejected: BTreeMap::new(),
+            waits: Vec::new(),
+            change: 0,
         };
         world.node.handle_member(MemberEvent::View(view(workers, 1, Phase::Running)));
         (0..workers).for_each(|rank| world.node.handle_link_up(LinkId(rank.into()), node(rank)));
@@ -617,6 +686,10 @@ impl World {
         for event in events {
             match event {
                 Event::Served(served) => self.served.push_back(served),
+                Event::Waits(Waits { held, missing, change, .. }) => {
+                    assert!(std::mem::replace(&mut self.change, change) < change);
+                    self.waits.push((held, missing.ranks().collect(), missing.count));
+                }
                 Event::Send(Outgoing::Answer { exchange, header: Response::Rows(_) }) => {
                     assert!(self.answers.insert(exchange, (Vec::new(), None)).is_none(), "answered once");
                 }

@@ -5,6 +5,8 @@ use std::sync::Arc;
 
 use gradlane_core::types::{ExchangeId, NodeId, Turns, WorkerId};
 
+use crate::node::command::Missing;
+
 /// The uses that wait, and how far each worker is.
 #[derive(Debug)]
 pub(super) struct Waiting {
@@ -26,16 +28,17 @@ impl Waiting {
         Self { turns, workers: Arc::default(), pushes, round, early }
     }
 
-    /// The workers are these.
-    pub(super) fn know(&mut self, workers: &Arc<[(WorkerId, NodeId)]>) {
+    /// The workers are these. Returns whether they were others before.
+    pub(super) fn know(&mut self, workers: &Arc<[(WorkerId, NodeId)]>) -> bool {
         if Arc::ptr_eq(&self.workers, workers) {
-            return;
+            return false;
         }
         self.workers = Arc::clone(workers);
         let slowest = self.slowest();
         for (_, node) in &*self.workers {
             self.pushes.entry(*node).or_insert(slowest);
         }
+        true
     }
 
     /// Whether this one waits.
@@ -95,8 +98,25 @@ impl Waiting {
 
     /// A pull whose worker is too far ahead no more. It waits no more.
     pub(super) fn next_pull(&mut self) -> Option<ExchangeId> {
-        let node = *self.early.keys().find(|node| !self.is_early(**node))?;
+        let node = self.least_ahead().filter(|node| !self.is_early(*node))?;
         self.early.remove(&node)
+    }
+
+    /// The workers for which all uses wait that wait here. Of pulls those are the workers for which the pull of the least advanced worker waits,
+    /// because each other pull waits for them too.
+    pub(super) fn missing(&self) -> Missing {
+        match self.least_ahead() {
+            Some(node) => {
+                let enough = self.enough_for(node);
+                let count = self.too_far_behind(node).count();
+                Missing::among(&self.workers, count, |other| self.pushes_of(*other) < enough)
+            }
+            None if self.has_round() => {
+                let count = self.workers.len().saturating_sub(self.round.len());
+                Missing::among(&self.workers, count, |node| !self.round.contains_key(node))
+            }
+            None => Missing::default(),
+        }
     }
 
     /// The workers for which pushes wait, by rank.
@@ -107,11 +127,23 @@ impl Waiting {
 
     /// The workers for which a pull of this one waits, by rank.
     pub(super) fn too_far_behind(&self, node: NodeId) -> impl Iterator<Item = WorkerId> {
-        let ahead = if let Turns::Ssp { ahead } = self.turns { Some(u64::from(ahead)) } else { None };
-        // From so many pushes on a worker is near enough.
-        let enough = ahead.map(|ahead| self.pushes_of(node).saturating_sub(ahead));
-        let behind = move |enough| self.workers.iter().filter(move |(_, other)| self.pushes_of(*other) < enough);
-        enough.into_iter().flat_map(behind).map(|(worker, _)| *worker)
+        let enough = self.enough_for(node);
+        let workers = if enough == 0 { &[] } else { &*self.workers };
+        let behind = workers.iter().filter(move |(_, other)| self.pushes_of(*other) < enough);
+        behind.map(|(worker, _)| *worker)
+    }
+
+    /// How often each worker must have pushed before a pull of this one is done.
+    fn enough_for(&self, node: NodeId) -> u64 {
+        match self.turns {
+            Turns::Ssp { ahead } => self.pushes_of(node).saturating_sub(ahead.into()),
+            Turns::Async | Turns::Sync { .. } => 0,
+        }
+    }
+
+    /// The worker that has pushed least of those whose pulls wait.
+    fn least_ahead(&self) -> Option<NodeId> {
+        self.early.keys().min_by_key(|node| self.pushes_of(**node)).copied()
     }
 
     fn is_early(&self, node: NodeId) -> bool {
@@ -125,5 +157,71 @@ impl Waiting {
 
     fn pushes_of(&self, node: NodeId) -> u64 {
         self.pushes.get(&node).copied().unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use gradlane_core::types::Merge;
+
+    use super::*;
+
+    #[test]
+    fn the_pushes_of_a_round_wait_for_all_workers_that_are_not_in_it() {
+        let mut waiting = with(100, Turns::Sync { merge: Merge::Mean });
+        assert_eq!(told(&waiting), (vec![], 0));
+        hold(&mut waiting, 0);
+        assert_eq!(told(&waiting), ((1..65).collect(), 35));
+        (2..99).for_each(|rank| hold(&mut waiting, rank));
+        assert_eq!(told(&waiting), (vec![1], 1), "the next one is too far away");
+        hold(&mut waiting, 1);
+        assert_eq!(told(&waiting), (vec![99], 0));
+        waiting.forget(ExchangeId(7));
+        assert_eq!(told(&waiting), (vec![7], 1), "it broke off");
+        waiting.leave(node(7));
+        assert_eq!(told(&waiting), (vec![99], 0));
+        waiting.leave(node(99));
+        assert_eq!(waiting.whole_round().map(|pushes| pushes.len()), Some(98));
+        assert_eq!(told(&waiting), (vec![], 0));
+    }
+
+    #[test]
+    fn the_pull_of_the_worker_that_is_least_ahead_tells_for_whom_all_wait() {
+        let mut waiting = with(4, Turns::Ssp { ahead: 1 });
+        for (rank, times) in [(0, 2), (1, 5), (2, 3)] {
+            (0..times).for_each(|_| waiting.pushed(node(rank)));
+        }
+        assert!(waiting.holds_pull(node(1), ExchangeId(1)));
+        assert_eq!(told(&waiting), (vec![0, 2, 3], 0));
+        assert!(waiting.holds_pull(node(0), ExchangeId(0)));
+        assert_eq!((told(&waiting), waiting.next_pull()), ((vec![3], 0), None));
+        waiting.pushed(node(3));
+        assert_eq!(waiting.next_pull(), Some(ExchangeId(0)));
+        assert_eq!(told(&waiting), (vec![0, 2, 3], 0));
+        [2, 3].into_iter().for_each(|rank| waiting.leave(node(rank)));
+        assert_eq!((told(&waiting), waiting.next_pull()), ((vec![0], 0), None));
+        (0..2).for_each(|_| waiting.pushed(node(0)));
+        assert_eq!((waiting.next_pull(), waiting.next_pull()), (Some(ExchangeId(1)), None));
+        assert_eq!(told(&waiting), (vec![], 0));
+    }
+
+    fn with(workers: u32, turns: Turns) -> Waiting {
+        let mut waiting = Waiting::new(turns);
+        waiting.know(&(0..workers).map(|rank| (WorkerId(rank), node(rank))).collect());
+        waiting
+    }
+
+    fn hold(waiting: &mut Waiting, rank: u32) {
+        waiting.hold_push(node(rank), ExchangeId(rank.into()));
+    }
+
+    fn node(rank: u32) -> NodeId {
+        NodeId([u8::try_from(rank).unwrap(); 32])
+    }
+
+    /// The ranks that are known to be missing, and how many others are.
+    fn told(waiting: &Waiting) -> (Vec<u32>, u32) {
+        let missing = waiting.missing();
+        (missing.ranks().collect(), missing.others())
     }
 }

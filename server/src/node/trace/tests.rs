@@ -2,12 +2,13 @@ use std::path::Path;
 use std::time::Duration;
 
 use gradlane_core::runtime::Clock;
-use gradlane_core::types::{CodecSpec, DType, Epoch, Op, Round, TensorKey};
-use gradlane_core::wire::{Body, Contributors, Sum, Target};
-use serde_json::Value;
+use gradlane_core::types::{Access, CodecSpec, DType, Epoch, Op, Participants, Round, TensorKey, Update};
+use gradlane_core::wire::{AnswerResidual, Body, Contributors, Hold, ResidualAction, Sum, Target};
+use serde_json::{Value, json};
 
 use super::*;
 use crate::node::command::{Order, SumSpec, Upload};
+use crate::node::parameter::tests as parameters;
 
 #[test]
 fn a_sum_shows_its_first_byte_its_last_bytes_and_who_has_taken_it() {
@@ -31,12 +32,12 @@ fn a_sum_shows_its_first_byte_its_last_bytes_and_who_has_taken_it() {
     assert_eq!(moments[..4], expected.map(|(name, at)| (name, at, None)));
     assert_eq!(moments[4..], [("TAKEN", 300.0, None), ("TAKEN", 310.0, None)]);
     let args = |name: &str| &events.iter().find(|event| event["name"] == name).unwrap()["args"];
-    let words = ["key", "part", "round", "bytes", "workers", "outcome"].map(|word| args("SUM")[word].to_string());
-    assert_eq!(words, ["\"0000000000000007\"", "2", "4", "40", "[0,1]", "\"published\""]);
-    assert_eq!((&args("SEND")["workers"], &args("SEND")["outcome"]), (&serde_json::json!([1, 0]), &"taken".into()));
-    assert_eq!(args("TAKEN")["worker"], 1);
+    assert_eq!(args("SUM"), &json!({"round": 4, "bytes": 40, "workers": [0, 1], "outcome": "published"}));
+    assert_eq!((&args("SEND")["workers"], &args("SEND")["outcome"]), (&json!([1, 0]), &"taken".into()));
+    assert_eq!(args("TAKEN"), &json!({"round": 4, "worker": 1}));
     let rows: Vec<&Value> = events.iter().filter(|event| event["name"] == "thread_name").collect();
-    assert_eq!(rows[0]["args"]["name"], "0000000000000007 [2]");
+    let about = json!({"name": "0000000000000007 [2]", "key": "0000000000000007", "part": 2, "what": ""});
+    assert_eq!(rows[0]["args"], about);
     assert_eq!(rows[1]["args"]["name"], "0000000000000007 [2] to workers");
     assert_eq!(rows.len(), 2, "once a part");
 }
@@ -102,6 +103,71 @@ fn an_exchange_that_takes_the_place_of_another_counts_alone() {
         trace.taken(at(23), ExchangeId(9));
     });
     assert_eq!(told(&events, "i"), [("TAKEN", 23.0, None)]);
+}
+
+#[test]
+fn a_use_shows_when_it_came_when_its_answer_began_and_when_that_was_taken() {
+    let events = record(|trace| {
+        open(trace, at(10), 1, 3, 4);
+        open(trace, at(15), 2, 0, 9);
+        trace.answered(at(40), ExchangeId(1));
+        trace.answered(at(50), ExchangeId(2));
+        trace.taken(at(60), ExchangeId(1));
+        // Its worker is quicker than the news that it has the answer before.
+        open(trace, at(55), 3, 0, 10);
+        trace.taken(at(70), ExchangeId(2));
+        trace.failed(at(90), ExchangeId(3), "refused");
+        trace.failed(at(95), ExchangeId(3), "torn");
+    });
+    let expected = [("USE", 10.0, Some(30.0)), ("USE", 15.0, Some(35.0)), ("ANSWER", 40.0, Some(20.0))];
+    let spans = told(&events, "X");
+    assert_eq!(spans[..3], expected);
+    assert_eq!(spans[3..], [("ANSWER", 50.0, Some(20.0)), ("USE", 70.0, Some(20.0))]);
+    let args: Vec<&Value> = events.iter().filter(|event| event["ph"] == "X").map(|event| &event["args"]).collect();
+    assert_eq!(args[0], &json!({"round": 4, "bytes": 16, "workers": [3], "outcome": "answered"}));
+    assert_eq!((&args[2]["outcome"], &args[4]["outcome"]), (&"taken".into(), &"refused".into()));
+    let rows: Vec<&Value> = events.iter().filter(|event| event["name"] == "thread_name").collect();
+    let names = rows.iter().map(|row| row["args"]["name"].as_str().unwrap());
+    assert_eq!(names.collect::<Vec<_>>(), ["0000000000000007 [0] of worker 3", "0000000000000007 [0] of worker 0"]);
+    let about = |word| &rows[0]["args"][word];
+    assert_eq!(
+        (about("what"), about("key"), about("part")),
+        (&json!(" of worker 3"), &json!("0000000000000007"), &json!(0))
+    );
+}
+
+#[test]
+fn a_use_of_a_residual_is_told_from_the_sum_of_its_round() {
+    let SlotId { part, round } = slot(4);
+    let header = AnswerResidual {
+        target: Target { epoch: Epoch { term: 1, number: 1 }, part, round },
+        participants: Participants::ALL,
+        codec: CodecSpec::PLAIN,
+        part_bytes: 40,
+        action: ResidualAction::Read(Hold::No),
+    };
+    let events = record(|trace| {
+        trace.opened(at(10), ExchangeId(1), &Request::AnswerResidual(header), || Some(WorkerId(3)));
+        trace.answered(at(40), ExchangeId(1));
+        trace.taken(at(60), ExchangeId(1));
+        begin(trace, at(100), slot(4));
+        trace.step(at(130), slot(4), &Step::Seal);
+    });
+    let spans: Vec<Value> = events.into_iter().filter(|event| event["ph"] == "X").collect();
+    let told: Vec<Value> = spans.iter().map(|span| json!([span["name"], span["args"]["use"]])).collect();
+    assert_eq!(told, [json!(["USE", "residual"]), json!(["ANSWER", "residual"]), json!(["SUM", null])]);
+}
+
+#[test]
+fn the_end_of_a_file_shows_uses_as_far_as_they_have_come() {
+    let events = record(|trace| {
+        open(trace, at(10), 1, 0, 4);
+        begin(trace, at(20), slot(1));
+    });
+    let spans = told(&events, "X");
+    assert_eq!(spans, [("SUM", 1_000.0, Some(0.0)), ("USE", 10.0, Some(990.0))]);
+    let rows = events.iter().filter(|event| event["ph"] == "X").map(|event| &event["tid"]);
+    assert_eq!(rows.collect::<Vec<_>>(), [1, 3], "a sum has two rows");
 }
 
 #[test]
@@ -195,7 +261,7 @@ fn place(place: &Path) -> Place {
 }
 
 fn means() -> Means {
-    Means { bytes_max: 1 << 20, clocks: Clocks { own: Clock::start(), job: None } }
+    Means { bytes_max: 1 << 20, clocks: Clocks { own: Clock::start(), job: None }, counts: TraceCounts::default() }
 }
 
 fn read(path: &Path) -> Vec<Value> {
@@ -208,6 +274,12 @@ fn told<'a>(events: &'a [Value], kind: &str) -> Vec<(&'a str, f64, Option<f64>)>
     of_kind
         .map(|event| (event["name"].as_str().unwrap(), event["ts"].as_f64().unwrap(), event["dur"].as_f64()))
         .collect()
+}
+
+/// A push of a worker to a parameter comes.
+fn open(trace: &Trace, now: Time, exchange: u64, worker: u32, round: u64) {
+    let request = Request::Use(parameters::to_do(Access::Push(Update::Add), round));
+    trace.opened(now, ExchangeId(exchange), &request, || Some(WorkerId(worker)));
 }
 
 fn begin(trace: &Trace, now: Time, slot: SlotId) {

@@ -7,7 +7,7 @@
 mod board;
 mod meetings;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ use gradlane_core::collective::order::{Decision, Slot};
 use gradlane_core::collective::ranks::Breakage;
 use gradlane_core::error::{Error, Result};
 use gradlane_core::sched::{SchedulerConfig, Task};
-use gradlane_core::types::{Declined, DeviceKind, Incarnation, Time, Unmet};
+use gradlane_core::types::{Declined, DeviceKind, Incarnation, Time, Unmet, WorkerId};
 use gradlane_core::worker::{Meeting, Use};
 
 use super::super::member::address_of;
@@ -60,6 +60,10 @@ pub(super) struct Neighbours {
     orders: VecDeque<Vec<Decision>>,
     /// How many orders it has obeyed.
     obeyed: u64,
+    /// When it met the others.
+    since: Time,
+    /// For how long the leader counts that each rank was missing alone.
+    late: BTreeMap<WorkerId, Duration>,
     /// The ranks that are not in the job any more, and when they are given up.
     gone: Option<(Time, Vec<usize>)>,
     host: Meetings,
@@ -249,6 +253,8 @@ impl WorkerProcess {
             group,
             orders: VecDeque::new(),
             obeyed: 0,
+            since: context.now,
+            late: BTreeMap::new(),
             gone: None,
             host: Meetings::default(),
             device: Meetings::default(),
@@ -336,8 +342,8 @@ impl WorkerProcess {
         });
         match note {
             Note::Said(announcement) => {
-                near.agreement.hear(rank, announcement).expect("ranks follow the rules");
-                near.agreement.weigh();
+                near.agreement.hear(context.now, rank, announcement).expect("ranks follow the rules");
+                near.agreement.weigh(context.now);
             }
             Note::Ordered(decisions) => near.orders.push_back(decisions),
             Note::Shown { place, number, what } => drop(near.meetings(place).shown.insert((number, rank), what)),
@@ -441,6 +447,11 @@ impl WorkerProcess {
     fn confer_once(&mut self, context: &mut Context) -> bool {
         let now = context.now;
         let Some(near) = &mut self.neighbours else { return false };
+        while let Some(last) = near.agreement.next_last() {
+            let late = near.late.entry(last.rank).or_default();
+            *late += last.late.iter().sum::<Duration>();
+            assert!(*late <= now.since(near.since), "nobody is waited for longer than the time that passes: {last:?}");
+        }
         if let Some(act) = near.agreement.next_act() {
             match act {
                 Act::End { load, error } => self.met(context, load, Err(Unmet::Failed(error))),

@@ -15,8 +15,6 @@ mod milestones;
 #[path = "../../../../core/src/engine/submit_budget.rs"]
 mod submit_budget;
 
-pub mod recorder;
-
 use std::sync::Arc;
 use std::time::Duration;
 

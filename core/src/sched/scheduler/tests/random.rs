@@ -5,6 +5,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::*;
+use crate::random::Random;
 
 #[test]
 fn the_rules_hold_in_any_order_of_events() {
@@ -52,7 +53,7 @@ const COPIES: u32 = 2;
 const STEPS: u32 = 400;
 
 fn run(seed: u64, defect: Option<Defect>) -> Checked {
-    let mut random = Random(seed);
+    let mut random = Random::new(seed);
     let config = SchedulerConfig {
         credit_bytes: CREDIT,
         credit_tasks: 4,
@@ -142,7 +143,7 @@ impl Model {
             15..50 => self.take(random)?,
             50..85 => self.finish(random)?,
             85..91 => self.world.wait(Duration::from_millis(random.below(30))),
-            91..93 => random.pick(&self.groups).into_iter().for_each(|group| self.world.scheduler.cancel(now, group)),
+            91..93 => pick(random, &self.groups).into_iter().for_each(|group| self.world.scheduler.cancel(now, group)),
             93..96 => self.world.scheduler.handle_link_down(now, server),
             _ => self.world.scheduler.handle_link_up(now, server),
         }
@@ -207,7 +208,7 @@ impl Model {
     }
 
     fn take(&mut self, random: &mut Random) -> Checked {
-        let Some(stage) = random.pick(&self.awake) else {
+        let Some(stage) = pick(random, &self.awake) else {
             return Ok(());
         };
         let Some(task) = self.world.take(stage) else {
@@ -253,7 +254,7 @@ impl Model {
     }
 
     fn finish(&mut self, random: &mut Random) -> Checked {
-        let Some(id) = random.pick(&self.running.keys().copied().collect()) else {
+        let Some(id) = pick(random, &self.running.keys().copied().collect()) else {
             return Ok(());
         };
         let stage = self.running.remove(&id).expect("picked");
@@ -394,23 +395,8 @@ fn ensure(holds: bool, problem: &str) -> Checked {
     if holds { Ok(()) } else { Err(problem.to_owned()) }
 }
 
-/// SplitMix64.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        (mixed ^ (mixed >> 31)) % bound
-    }
-
-    fn one_in(&mut self, bound: u64) -> bool {
-        self.below(bound) == 0
-    }
-
-    fn pick<T: Copy + Ord>(&mut self, from: &BTreeSet<T>) -> Option<T> {
-        let index = self.below(from.len().max(1) as u64);
-        from.iter().nth(usize::try_from(index).unwrap()).copied()
-    }
+/// One of a set, if there are any.
+fn pick<T: Copy + Ord>(random: &mut Random, from: &BTreeSet<T>) -> Option<T> {
+    let index = random.below(from.len().max(1) as u64);
+    from.iter().nth(usize::try_from(index).unwrap()).copied()
 }

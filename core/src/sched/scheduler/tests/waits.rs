@@ -1,7 +1,7 @@
 //! What a task says it has waited for, when it is pushed.
 
 use super::*;
-use crate::metrics::{Cell, Value, WorkerMetrics};
+use crate::metrics::{Cell, Value, WaitReason, WorkerMetrics};
 use crate::types::{Wait, Waited};
 
 #[test]
@@ -25,6 +25,15 @@ fn the_time_in_a_queue_is_told_until_the_first_push() {
     world.scheduler.handle_timeout(world.now);
     let again = world.take(Stage::Push).unwrap();
     assert_eq!((again.attempt, again.waited), (Attempt::Again, first.waited), "the server knows the rest");
+}
+
+#[test]
+fn the_ranks_of_the_machine_are_told_the_time_in_the_queue_of_their_first_stage() {
+    let mut world = World::new(config(), tiers());
+    let group = world.open("w", 1);
+    world.submit(part(0), 10, 0, &[group]);
+    pass(&mut world, 4);
+    assert_eq!(world.take(Stage::Reduce).unwrap().waited, waited(0, 4, 0));
 }
 
 #[test]
@@ -98,10 +107,56 @@ fn how_long_stages_take_and_what_they_wait_for_is_counted_of_every_attempt() {
         .map(|(labels, durations)| (labels[0].as_str(), durations.count(), millis(durations.nanoseconds)))
         .collect();
     assert_eq!(took, [("PUSH", 2, 3), ("PULL", 1, 5)]);
-    let Value::Family(waits) = metrics.stage_wait_nanoseconds.value() else { panic!("a family") };
-    let waited: Vec<(&str, &str, u64)> =
-        waits.iter().map(|(labels, time)| (labels[0].as_str(), labels[1].as_str(), millis(*time))).collect();
-    assert_eq!(waited, [("PUSH", "queue", 6), ("PUSH", "credit", 7), ("PULL", "queue", 0), ("PULL", "credit", 0)]);
+    let Value::Family(failures) = metrics.exchange_failures.value() else { panic!("a family") };
+    assert_eq!(failures, [(vec!["unavailable".to_owned()], 1)]);
+    let expected = [("PUSH", "queue", 6), ("PUSH", "credit", 7), ("PUSH", "order", 0), ("PUSH", "link", 0)];
+    assert_eq!(waits(&metrics, "PUSH")[..4], expected);
+    assert_eq!(waits(&metrics, "PULL").iter().map(|(.., time)| time).sum::<u64>(), 0);
+}
+
+#[test]
+fn what_closes_the_gates_of_a_task_is_told_apart_from_its_turn_and_from_credit() {
+    let metrics = WorkerMetrics::default();
+    let mut world = World::new(SchedulerConfig { credit_bytes: 100, ..config() }, host());
+    world.scheduler.count_in(metrics.stage_times());
+    let [early, late] = ["w", "w"].map(|name| world.open(name, 1));
+    let [first, second] =
+        [(0, early), (1, late)].map(|(round, group)| world.submit_round(part(0), round, 100, 0, &[group]));
+    world.take(Stage::Push).unwrap();
+    pass(&mut world, 4);
+    // While the round before is under way, the link breaks: the first reason counts until it is gone.
+    world.scheduler.handle_link_down(world.now, ServerId(0));
+    pass(&mut world, 1);
+    world.complete(first);
+    pass(&mut world, 20);
+    world.scheduler.handle_link_up(world.now, ServerId(0));
+    pass(&mut world, 3);
+    let taken = world.take(Stage::Push).unwrap();
+    assert_eq!((taken.id, taken.waited), (second, waited(0, 28, 0)), "the header has no more room");
+    let expected = [("PUSH", "queue", 3), ("PUSH", "credit", 0), ("PUSH", "order", 5), ("PUSH", "link", 20)];
+    assert_eq!(waits(&metrics, "PUSH")[..4], expected);
+}
+
+#[test]
+fn parts_wait_for_the_device_while_as_many_copies_as_may_be_are_under_way() {
+    let metrics = WorkerMetrics::default();
+    let pipeline = device();
+    let mut world = World::new(SchedulerConfig { copies_max: 1, ..config() }, pipeline);
+    world.scheduler.count_in(metrics.stage_times());
+    let group = world.open("w", 2);
+    let [first, _] = [0, 1].map(|index| {
+        let spec = spec(Route::device(Duty::Owner), part(index), 0, 10, 0, &[group]);
+        world.scheduler.submit(world.now, spec)
+    });
+    pass(&mut world, 2);
+    world.take(Stage::CopyD2H).unwrap();
+    assert_eq!(world.take(Stage::CopyD2H), None, "there is no room");
+    pass(&mut world, 6);
+    world.finish(first, Outcome::Done);
+    pass(&mut world, 1);
+    world.take(Stage::CopyD2H).unwrap();
+    let told = waits(&metrics, "COPYD2H");
+    assert_eq!((told[0], told[4]), (("COPYD2H", "queue", 5), ("COPYD2H", "device", 6)));
 }
 
 #[test]
@@ -118,6 +173,14 @@ fn credit_is_not_missing_when_nothing_waits_for_it_any_more() {
 
 fn pass(world: &mut World, millis: u64) {
     world.now = world.now + Duration::from_millis(millis);
+}
+
+/// What was counted of a stage, in milliseconds.
+fn waits(metrics: &WorkerMetrics, stage: &'static str) -> Vec<(&'static str, &'static str, u64)> {
+    let Value::Family(waits) = metrics.stage_wait_nanoseconds.value() else { panic!("a family") };
+    let of_stage = waits.into_iter().filter(|(labels, _)| labels[0] == stage);
+    let reason = |word: &str| WaitReason::ALL.into_iter().find(|reason| reason.name() == word).unwrap().name();
+    of_stage.map(|(labels, time)| (stage, reason(&labels[1]), time / 1_000_000)).collect()
 }
 
 fn waited(device: u64, queue: u64, credit: u64) -> Waited {

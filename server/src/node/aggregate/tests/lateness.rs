@@ -1,11 +1,11 @@
 //! Who is late in a round, and why.
 
-use gradlane_core::types::{Cause, Wait, Waited};
+use gradlane_core::types::{Cause, Late, Wait, Waited};
 
 use super::callers::{on_machines, owner};
 use super::survivors::next_epoch;
 use super::*;
-use crate::node::command::{Added, Late};
+use crate::node::command::Added;
 
 #[test]
 fn the_last_worker_is_late_for_as_long_as_only_it_was_missing() {

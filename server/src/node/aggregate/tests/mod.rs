@@ -136,7 +136,7 @@ impl World {
     }
 
     fn nobody_waits(&self) -> bool {
-        self.node.services.sums.waiting.is_empty()
+        self.node.waiting_rounds() == 0
     }
 
     fn progress(&self) -> Progress {

@@ -45,6 +45,7 @@ fn a_round_that_a_worker_gave_up_fails_at_once_for_those_who_wait() {
     world.everybody(header(0));
     world.push(0, header(1));
     world.commands();
+    assert_eq!(world.node.waiting_rounds(), 1);
     world.open(1, header(2));
     let commands = world.commands();
     assert!(

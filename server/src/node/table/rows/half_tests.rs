@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use super::tests::Random;
 use super::*;
+use crate::random::Random;
 
 const DTYPES: [&str; 2] = ["bf16", "fp16"];
 
@@ -47,7 +47,7 @@ fn rows_step_in_f32_and_are_rounded_by_what_is_known_of_them_whatever_parts_ther
     for (seed, rule) in (0..40).flat_map(|seed| ["sgd:lr=0.3", "adam:lr=0.1", "paddleadam"].map(|rule| (seed, rule))) {
         let dtype = DTYPES[seed as usize % 2];
         let text = format!("{rule};dim=3,init=uniform,scale=1,seed={seed},dtype={dtype}");
-        let (spec, mut random): (TableSpec, _) = (text.parse().unwrap(), Random(seed));
+        let (spec, mut random): (TableSpec, _) = (text.parse().unwrap(), Random::new(seed));
         let mut whole = of(&text, Shards::ALL);
         let mut parts = [0, 512].map(|first| of(&text, Shards { first, count: 512 }));
         // What each row has to be: its words, and its score.

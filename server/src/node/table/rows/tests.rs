@@ -3,6 +3,7 @@ use std::collections::BTreeMap;
 use gradlane_core::types::Rule;
 
 use super::*;
+use crate::random::Random;
 
 #[test]
 fn pulls_keep_order_and_duplicates_and_only_those_for_training_make_rows() {
@@ -22,7 +23,7 @@ fn pulls_keep_order_and_duplicates_and_only_those_for_training_make_rows() {
 fn rows_are_those_of_a_map_whatever_comes() {
     let spec: TableSpec = "sgd:lr=1;dim=2".parse().unwrap();
     for seed in 0..200 {
-        let mut random = Random(seed);
+        let mut random = Random::new(seed);
         let mut rows = Rows::new(spec, Shards::ALL, Kernels::detect());
         let mut oracle: BTreeMap<u64, [f32; 2]> = BTreeMap::new();
         for step in 0..60 {
@@ -323,15 +324,5 @@ impl<const N: usize> Gradients for [f32; N] {
 
     fn read(&self, at: usize, gradient: &mut [f32]) {
         gradient.copy_from_slice(&self[at * gradient.len()..][..gradient.len()]);
-    }
-}
-
-/// Numbers that follow from a seed.
-pub(super) struct Random(pub(super) u64);
-
-impl Random {
-    pub(super) fn below(&mut self, limit: u64) -> u64 {
-        self.0 = TableSpec::hash_of(self.0);
-        self.0 % limit
     }
 }

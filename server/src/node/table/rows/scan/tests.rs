@@ -6,8 +6,9 @@ use gradlane_core::types::{NodeId, RowAction, Shards, TableSpec};
 use gradlane_core::wire::scan::{Begin, Front, Next};
 
 use super::super::restore::SavedMark;
-use super::super::tests::{Random, bounds};
+use super::super::tests::bounds;
 use super::Rows;
+use crate::random::Random;
 
 const READER: NodeId = NodeId([1; 32]);
 const LIFE: u64 = 77;
@@ -18,7 +19,7 @@ type Known = (u32, u32, Vec<u32>);
 #[test]
 fn a_reader_who_follows_the_changes_has_the_table_of_each_scan_whatever_is_written_meanwhile() {
     for seed in 0..300 {
-        let mut random = Random(seed);
+        let mut random = Random::new(seed);
         let specs = [
             "adagrad:lr=1;dim=2",
             "adam;dim=1,after=2",

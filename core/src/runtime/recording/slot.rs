@@ -3,7 +3,7 @@
 use crate::local::sync::{AtomicU64, Ordering};
 
 /// How many words a record has.
-pub(super) const WORDS: usize = 7;
+pub const WORDS: usize = 7;
 
 /// A record of seven words behind a stamp: one cache line.
 ///
@@ -27,16 +27,29 @@ impl Slot {
         if !is_free || self.stamp.compare_exchange(was, stamp - 1, Ordering::Acquire, Ordering::Relaxed).is_err() {
             return false;
         }
+        self.fill(stamp, words);
+        true
+    }
+
+    /// Writes a record where only one thread writes at a time. That needs no exchange, which takes as long as all the rest.
+    pub(super) fn write_alone(&self, words: [u64; WORDS]) {
+        let was = self.stamp.load(Ordering::Relaxed);
+        debug_assert!(was.is_multiple_of(2), "one thread writes at a time");
+        // The first word is stored with `Release`, so a reader that sees it also sees that the stamp is odd.
+        self.stamp.store(was + 1, Ordering::Relaxed);
+        self.fill(was + 2, words);
+    }
+
+    /// What is there, for the only thread that writes.
+    pub(super) fn read_alone(&self) -> [u64; WORDS] {
+        self.words.each_ref().map(|word| word.load(Ordering::Relaxed))
+    }
+
+    fn fill(&self, stamp: u64, words: [u64; WORDS]) {
         for (word, value) in self.words.iter().zip(words) {
             word.store(value, Ordering::Release);
         }
         self.stamp.store(stamp, Ordering::Release);
-        true
-    }
-
-    /// The stamp after that of the record. Two threads that write may get the same one; then one of them writes nothing.
-    pub(super) fn next_stamp(&self) -> u64 {
-        (self.stamp.load(Ordering::Relaxed) & !1) + 2
     }
 
     /// What is there now.
@@ -52,6 +65,11 @@ impl Slot {
             Seen::Changing
         }
     }
+}
+
+/// A setting as a number of places.
+pub(super) fn places_of(setting: u32) -> usize {
+    usize::try_from(setting).expect("a setting of 32 bits")
 }
 
 /// What a reader finds in a slot.

@@ -1,6 +1,6 @@
 //! The ring of events: the newest ones, in memory of a fixed size.
 
-use super::slot::{Seen, Slot, WORDS};
+use super::slot::{Seen, Slot, WORDS, places_of};
 use crate::local::sync::{AtomicU64, Ordering};
 
 /// The newest events. Any thread writes, and any thread reads at the same time; none of them ever waits.
@@ -8,7 +8,7 @@ use crate::local::sync::{AtomicU64, Ordering};
 /// A writer that is a whole lap late finds its slot taken by a newer event, or in the middle of being written. Then its event is lost, and
 /// counted.
 #[derive(Debug)]
-pub(super) struct Ring {
+pub struct Ring {
     /// A power of two of them; none if nothing is recorded.
     slots: Box<[Slot]>,
     /// The number of the next event.
@@ -18,30 +18,30 @@ pub(super) struct Ring {
 
 /// What a ring holds.
 #[derive(Default, Debug)]
-pub(super) struct Newest {
+pub struct Newest {
     /// The events with their numbers, from old to new.
-    pub(super) events: Vec<(u64, [u64; WORDS])>,
+    pub events: Vec<(u64, [u64; WORDS])>,
     /// How many were ever written.
-    pub(super) written: u64,
+    pub written: u64,
     /// How many of them were lost because two threads met in one slot.
-    pub(super) lost: u64,
+    pub lost: u64,
 }
 
 impl Ring {
     /// A ring of at least so many events; nothing is recorded if it is 0.
-    pub(super) fn new(events: usize) -> Self {
-        let len = if events == 0 { 0 } else { events.next_power_of_two() };
+    pub fn new(events: u32) -> Self {
+        let len = if events == 0 { 0 } else { places_of(events).next_power_of_two() };
         let slots = std::iter::repeat_with(Slot::default).take(len).collect();
         Self { slots, next: AtomicU64::new(0), lost: AtomicU64::new(0) }
     }
 
-    /// How many events it holds.
-    pub(super) fn len(&self) -> usize {
-        self.slots.len()
+    /// Whether it holds any events.
+    pub fn is_on(&self) -> bool {
+        !self.slots.is_empty()
     }
 
     /// Writes an event over the oldest one.
-    pub(super) fn write(&self, words: [u64; WORDS]) {
+    pub fn write(&self, words: [u64; WORDS]) {
         if self.slots.is_empty() {
             return;
         }
@@ -51,8 +51,13 @@ impl Ring {
         }
     }
 
+    /// How many events were ever written, and how many of them were lost because two threads met in one slot.
+    pub fn counts(&self) -> (u64, u64) {
+        (self.next.load(Ordering::Relaxed), self.lost.load(Ordering::Relaxed))
+    }
+
     /// Reads all events that are whole.
-    pub(super) fn read(&self) -> Newest {
+    pub fn read(&self) -> Newest {
         let written = self.next.load(Ordering::Acquire);
         let oldest = written.saturating_sub(self.slots.len() as u64);
         let of = |number: u64| match self.slot(number).read() {
@@ -86,13 +91,14 @@ mod tests {
         (0..10).for_each(|value| ring.write([value; WORDS]));
         let Newest { events, written, lost } = ring.read();
         assert_eq!((written, lost), (10, 0));
+        assert_eq!(ring.counts(), (10, 0));
         assert_eq!(events, (6..10).map(|value| (value, [value; WORDS])).collect::<Vec<_>>());
     }
 
     #[test]
     fn a_ring_that_is_not_full_has_what_was_written() {
         let ring = Ring::new(3);
-        assert_eq!(ring.len(), 4, "a power of two");
+        assert_eq!(ring.slots.len(), 4, "a power of two");
         assert!(ring.read().events.is_empty());
         ring.write([7; WORDS]);
         assert_eq!(ring.read().events, [(0, [7; WORDS])]);
@@ -102,7 +108,7 @@ mod tests {
     fn a_ring_of_no_events_records_nothing() {
         let ring = Ring::new(0);
         ring.write([1; WORDS]);
-        assert_eq!((ring.len(), ring.read().written), (0, 0));
+        assert_eq!((ring.is_on(), ring.read().written), (false, 0));
     }
 
     #[test]
