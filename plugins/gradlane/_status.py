@@ -12,7 +12,8 @@ def metrics() -> dict[str, int | float]:
     """Counters and gauges of this worker since `init()`, by name.
 
     `help(gradlane.metrics)` and the command `gradlane metrics` list them. A name ends with its unit. A job of one sends
-    nothing, so all its counters are 0. Metrics with labels, such as those of links, are in `metrics_text()` only.
+    nothing, so all its counters are 0. A gauge that nothing was measured for yet is missing, such as `clock_error_nanoseconds` in
+    the first seconds. Metrics with labels, such as those of links, are in `metrics_text()` only.
     """
     return _session.session().metrics()
 

@@ -20,6 +20,12 @@ from pathlib import Path
 LAUNCH_VARIABLES = ("GRADLANE_", "DMLC_", "BYTEPS_", "OMPI_", "PMI", "SLURM_", "TORCHELASTIC_", "MASTER_")
 LAUNCH_NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "TF_CONFIG")
 
+SLOWNESS = 4
+"""How much slower a machine may be than the one for which tests give their limits: loaded, or with nothing in memory yet.
+
+A limit ends what hangs, and no test waits for it if all goes well. How fast the engine is, `gradlane-bench` tells.
+"""
+
 TRANSPORTS = {
     "default": {},  # transport = auto
     "local": {"transport": "quic", "local_reduce": "auto"},
@@ -59,11 +65,11 @@ def run_all(
 ) -> list[Ended]:
     """Runs commands side by side, each with additions to a clean environment, and waits for all.
 
-    What still runs at the deadline is killed with everything it started; its code is that of the signal. The same happens
-    if the tests are interrupted.
+    `timeout` is in seconds of a usual machine (`SLOWNESS`). What still runs at the deadline is killed with everything it
+    started; its code is that of the signal. The same happens if the tests are interrupted.
     """
     clean = clean_environment()
-    deadline = time.monotonic() + timeout
+    deadline = time.monotonic() + timeout * SLOWNESS
     ended = []
     with contextlib.ExitStack() as stack:
         started = []
@@ -129,13 +135,13 @@ class Running:
         threading.Thread(target=self._read, daemon=True).start()
 
     def line(self, start: str, timeout: float = 30.0) -> str:
-        """The next line with this start; those before it are skipped. Fails if none comes."""
-        deadline = time.monotonic() + timeout
+        """The next line with this start; those before it are skipped. Fails if none comes in the seconds of a usual machine."""
+        deadline = time.monotonic() + timeout * SLOWNESS
         while True:
             try:
                 line = self._lines.get(timeout=max(0.0, deadline - time.monotonic()))
             except queue.Empty:
-                raise AssertionError(f"no line {start!r} within {timeout} s, but:\n{self.output}") from None
+                raise AssertionError(f"no line {start!r} within {timeout * SLOWNESS} s, but:\n{self.output}") from None
             assert line is not None, f"ended without a line {start!r}, but:\n{self.output}"
             if line.startswith(start):
                 return line
@@ -145,9 +151,9 @@ class Running:
         os.killpg(self.pid, number)
 
     def end(self, timeout: float) -> Ended:
-        """Waits for the end; the code of a process that did not end in time is that of SIGKILL."""
+        """Waits for the end, in seconds of a usual machine; the code of a process that did not end in time is that of SIGKILL."""
         try:
-            self._process.wait(timeout)
+            self._process.wait(timeout * SLOWNESS)
         except subprocess.TimeoutExpired:
             self._kill()
         while self._lines.get() is not None:

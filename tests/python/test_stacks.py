@@ -331,17 +331,24 @@ while not stacks.exists() and time.monotonic() < until:
 assert "in <module>" in stacks.read_text()
 gradlane.shutdown()
 say(f"done {gradlane.is_initialized()}")
+while not os.path.exists("logged"):  # a thread of the package says in the log what it has written
+    time.sleep(0.02)
 signal.raise_signal(signal.SIGUSR1)
 """
     (tmp_path / "train.py").write_text(script)
     env = {"GRADLANE_DUMP_DIR": str(tmp_path), "GRADLANE_LOG": "warn"}
-    [ended] = run_all([([sys.executable, "train.py"], env)], timeout=60, cwd=tmp_path)
-    assert "done False" in ended.output and ended.code == -signal.SIGUSR1, ended
-    assert "it is alone in its job" in ended.output, ended
+
+    def run(command, workers, why):
+        with Running(command, env=env, cwd=tmp_path) as run:
+            await_(lambda: run.output.count("done False") == workers and run.output.count(why) == workers, (why, run))
+            (tmp_path / "logged").touch()
+            return run.end(60)
+
+    alone = run([sys.executable, "train.py"], 1, "it is alone in its job")
+    assert alone.code == -signal.SIGUSR1, alone
+    (tmp_path / "logged").unlink()
     env |= {"GRADLANE_RECORDER_EVENTS": "0", "GRADLANE_STATE_DIR": str(tmp_path / "state")}
-    command = [*GRADLANE, "run", "-n", "2", "-s", "1", "--", sys.executable, "train.py"]
-    [ended] = run_all([(command, env)], timeout=60, cwd=tmp_path)
-    assert ended.output.count("done False") == 2 and "recorder_events is 0" in ended.output, ended
+    run([*GRADLANE, "run", "-n", "2", "-s", "1", "--", sys.executable, "train.py"], 2, "recorder_events is 0")
 
 
 def test_the_handler_goes_if_the_job_does_not_form(tmp_path):
