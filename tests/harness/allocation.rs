@@ -2,10 +2,10 @@
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI64, Ordering};
 
-/// The system's allocator. It counts the bytes and the allocations of each thread and of the process. A program that wants this makes it its
-/// `#[global_allocator]`.
+/// The system's allocator. It counts the bytes and the allocations of each thread, and the bytes of the process. A program that wants this makes
+/// it its `#[global_allocator]`.
 #[derive(Debug)]
 pub struct Counting;
 
@@ -15,9 +15,6 @@ thread_local! {
 
 /// Bytes that this process holds.
 static ALL: AtomicI64 = AtomicI64::new(0);
-
-/// How often this process has allocated.
-static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
 
 /// What one thread allocated.
 #[derive(Clone, Copy)]
@@ -49,15 +46,7 @@ pub fn bytes_held() -> i64 {
     ALL.load(Ordering::Relaxed)
 }
 
-/// How often this process has allocated, or made something larger. It is 0 in a program without [`Counting`].
-pub fn allocations() -> u64 {
-    ALLOCATIONS.load(Ordering::Relaxed)
-}
-
 fn count(bytes: i64) {
-    if bytes > 0 {
-        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
-    }
     ALL.fetch_add(bytes, Ordering::Relaxed);
     // The cell is gone while a thread ends.
     let _ = HELD.try_with(|held| {

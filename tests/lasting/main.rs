@@ -3,7 +3,7 @@
 use gradlane_core::Result;
 use gradlane_core::engine::Engine;
 use gradlane_core::types::Op;
-use gradlane_tests::allocation::{Counting, allocations, bytes_held};
+use gradlane_tests::allocation::{Counting, bytes_held};
 use gradlane_tests::cluster::{Cluster, PATIENCE, Tensor, all};
 use gradlane_tests::over::Over;
 
@@ -23,7 +23,6 @@ fn names_that_end_and_sums_leave_nothing_behind() {
         println!("sums, {over}:");
         add(over);
     }
-    a_recorder_allocates_nothing();
     add_a_large_one();
 }
 
@@ -81,29 +80,6 @@ fn add(over: Over) {
     let left = left_of_a_sum(grown, steps);
     println!("{left} bytes are left of a sum");
     assert!(left < LEFT_OF_A_SUM_BYTES_MAX, "{left} bytes are left of a sum {over}");
-}
-
-/// Sums allocate as often with a flight recorder as without one. One worker alone, because the threads of several, and of transports, take
-/// more or less at once from run to run. The recorders of servers have tests of their own.
-fn a_recorder_allocates_nothing() {
-    let of_sums = |settings: &[(&str, &str)]| {
-        let cluster = Cluster::with(Over::Local, 1, 1, settings);
-        let mut tensor = Tensor::new("w", vec![1_f32; 16]);
-        let mut of_some = || {
-            let before = allocations();
-            (0..SUMS).for_each(|_| tensor.reduce(&cluster.workers[0], Op::Sum).unwrap());
-            allocations() - before
-        };
-        // The fewest: other threads of the process allocate now and then.
-        (0..TIMES).map(|_| of_some()).min().expect("several")
-    };
-    let [with, without] = [&[][..], &[("recorder_events", "0")]].map(of_sums);
-    println!("allocations of {SUMS} sums: {with} with a recorder, {without} without");
-    // One that allocates does so at each sum.
-    assert!(with < without + SUMS / 2, "allocations of {SUMS} sums: {with} with a recorder, {without} without");
-
-    const SUMS: u64 = 200;
-    const TIMES: u64 = 20;
 }
 
 /// The count finds a leak of 300 bytes a sum, of which 10,000 sums of each half are too small for the growth of resident memory.

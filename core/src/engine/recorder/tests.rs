@@ -115,11 +115,15 @@ fn names_with_any_characters_and_unknown_names_make_a_dump_that_can_be_read() {
 #[test]
 fn a_recorder_that_is_off_records_nothing() {
     let recorder = Recorder::new(0);
-    recorder.name(&[TensorSpec::new("w", DType::F32, vec![4])]);
-    submit(&recorder, 1, 1, "w", Some(0));
-    recorder.queued(Time(2), subject("w", 0, &[1]));
-    recorder.failed(Time(3), 1, &Error::Cancelled);
-    recorder.resolved(Time(3), 1, 1, &Err(Error::Cancelled));
+    let names = [TensorSpec::new("w", DType::F32, vec![4])];
+    let allocated = allocations_of(|| {
+        recorder.name(&names);
+        submit(&recorder, 1, 1, "w", Some(0));
+        recorder.queued(Time(2), subject("w", 0, &[1]));
+        recorder.failed(Time(3), 1, &Error::Cancelled);
+        recorder.resolved(Time(3), 1, 1, &Err(Error::Cancelled));
+    });
+    assert_eq!(allocated, 0);
     let dump = dump(&recorder);
     assert_eq!((&dump["events"], &dump["open"], &dump["errors"]), (&json!([]), &json!([]), &json!([])));
     assert_eq!((&dump["events_written"], &dump["open_left_out"]), (&0.into(), &0.into()));
