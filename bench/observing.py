@@ -1,17 +1,18 @@
 """What it costs to see a job: the flight recorder, timelines, and requests for metrics.
 
-python bench/observing.py                       all rows, 40 turns each (10 minutes)
+python bench/observing.py                       all rows, 20 turns each (15 minutes)
 python bench/observing.py --only shm --turns 20
 python bench/observing.py --asks 1000           with somebody who asks all the time
 python bench/observing.py --short               tries it out
 
 Jobs that differ in nothing but what they record reduce the same gradients in place, in turns within one run: two workers and a server, all
-processes of this host, and 16 tensors of 4 KiB or of 4 MiB each. A turn's figure is the median sum of the slower worker. `ratio` is that figure
-divided by the figure of the job that records nothing, turn by turn: the median, and below which value the median is with a probability of 95 %,
-as the order of the ratios tells.
+processes of this host, and 16 tensors of 4 KiB or of 4 MiB each. Each turn starts all jobs anew, because where the system puts the threads and the
+memory of a job makes a difference of some percent as long as it runs. A turn's figure is the median of five repetitions, and that of a repetition
+the median sum of the slower worker. `ratio` is that figure divided by the figure of the job that records nothing, turn by turn: the median, and
+below which value the median is with a probability of 95 %, as the order of the ratios tells.
 
 `asked` shows its metrics, and each of its four processes is asked for them 50 times a second (`--asks`), or as often as it answers. It is asked
-before each turn already, until its exporters have used up what they had saved. Behind its row stands how many requests each process answered,
+before each repetition already, until its exporters have used up what they had saved. Behind its row stands how many requests each process answered,
 and which part of a core its exporter took. Whoever asks takes time of the same cores, which is in the ratio too.
 
 Every element of every sum is checked, outside of what is timed. The exit code is 1 if one is wrong.
@@ -37,12 +38,14 @@ WORKERS = 2
 SIZES = {"4KiB": 1 / 16, "4MiB": 64.0}
 """The gradients of a worker in MiB, by the size of each of the 16."""
 SUMS = {"4KiB": 200, "4MiB": 3}
-"""Sums in a turn."""
+"""Sums of a repetition."""
+REPETITIONS = 5
+"""Of each job in a turn."""
 NOTHING = {"GRADLANE_RECORDER_EVENTS": "0"}
 ASKS_OF_A_THREAD = 250
 """A second. More of them need more threads, because each waits for its answer."""
 LEAD = 0.5
-"""Seconds for which a job is asked before its turn. What exporters save between its turns lasts for a few tenths."""
+"""Seconds for which a job is asked before a repetition. What exporters save between them lasts for a few tenths."""
 ASKING = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
@@ -119,32 +122,37 @@ def upper(ratios: list[float]) -> float:
 
 def measure(way: str, size: str, turns: int, asks: int, folder: Path) -> None:
     """Prints the rows of a way and a size."""
-    port = free_ports(WORKERS + 2)
     kinds = {
         "nothing": NOTHING,
         "recorder": {},
         "timeline": NOTHING | {"GRADLANE_TIMELINE": str(folder / "timeline")},
         "asked": NOTHING,
     }
-    with contextlib.ExitStack() as jobs:
-        started = {}
-        for name, settings in kinds.items():
-            bind = port if name == "asked" else None
-            started[name] = jobs.enter_context(Job(folder / name, "cost", SIZES[size], WORKERS, 1, way, settings, bind))
-        for job in started.values():
-            for worker in job.workers:
-                worker.hear("is_there", job.until)
-            turn(job, SUMS[size])
-        took: dict[str, list[float]] = {name: [] for name in started}
-        askers = []
-        for number in range(turns):
-            for name in list(started) if number % 2 == 0 else list(reversed(started)):
-                with contextlib.ExitStack() as asking:
-                    if name == "asked":
-                        askers.append(asking.enter_context(Asker(started[name], port, asks)))
-                    took[name].append(turn(started[name], SUMS[size]))
-        for job in started.values():
-            job.finish()
+    took: dict[str, list[float]] = {name: [] for name in kinds}
+    askers = []
+    for number in range(turns):
+        port = free_ports(WORKERS + 2)
+        with contextlib.ExitStack() as jobs:
+            started = {}
+            for name, settings in kinds.items():
+                bind = port if name == "asked" else None
+                place = folder / f"{number}-{name}"
+                started[name] = jobs.enter_context(Job(place, "cost", SIZES[size], WORKERS, 1, way, settings, bind))
+            for job in started.values():
+                for worker in job.workers:
+                    worker.hear("is_there", job.until)
+                turn(job, SUMS[size])
+            of_turn: dict[str, list[float]] = {name: [] for name in kinds}
+            for repetition in range(REPETITIONS):
+                for name in list(started) if repetition % 2 == 0 else list(reversed(started)):
+                    with contextlib.ExitStack() as asking:
+                        if name == "asked":
+                            askers.append(asking.enter_context(Asker(started[name], port, asks)))
+                        of_turn[name].append(turn(started[name], SUMS[size]))
+            for job in started.values():
+                job.finish()
+        for name, values in of_turn.items():
+            took[name].append(statistics.median(values))
     answers, seconds, cpu_seconds = (sum(getattr(asker, what) for asker in askers) for what in ("answers", "seconds", "cpu_seconds"))
     if answers == 0:
         raise Failed("nobody has answered with metrics")
@@ -159,7 +167,7 @@ def measure(way: str, size: str, turns: int, asks: int, folder: Path) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--turns", type=int, default=40, help="of each job (default 40)")
+    parser.add_argument("--turns", type=int, default=20, help="of each job (default 20)")
     parser.add_argument("--only", default="shm,quic", help="rows with these words, such as 'shm 4KiB'")
     parser.add_argument("--asks", type=int, default=50, help="requests a second to each process of the job that is asked (default 50)")
     parser.add_argument("--short", action="store_true", help="two turns")

@@ -240,8 +240,8 @@ class Job:
         for rank in range(workers):
             is_here = way == "shm" or (way == "quic" and rank == 0)
             place = HERE if is_here else {"GRADLANE_MACHINE": f"apart-{rank}"}
-            # A worker adds its rank on its machine to the port.
-            place = place | self.shown(1 + servers + (0 if way == "shm" else rank))
+            # A worker that no launcher tells its rank on its host adds nothing to the port.
+            place = place | self.shown(1 + servers + rank)
             self.workers.append(self.start(f"worker {rank}", worker, place | {"GRADLANE_RANK": str(rank), "GRADLANE_SIZE": str(workers)}))
         self.victim = next((server for server in self.servers if server.process.pid == victim), self.workers[0])
 
