@@ -7,7 +7,7 @@ python bench/observing.py --short               tries it out
 
 Jobs that differ in nothing but what they record reduce the same gradients in place, in turns within one run: two workers and a server, all
 processes of this host, and 16 tensors of 4 KiB or of 4 MiB each. Each turn starts all jobs anew, because where the system puts the threads and the
-memory of a job makes a difference of some percent as long as it runs. A turn's figure is the median of five repetitions, and that of a repetition
+memory of a job makes a difference of some percent as long as it runs, and each of them starts first in turn. A turn's figure is the median of five repetitions, and that of a repetition
 the median sum of the slower worker. `ratio` is that figure divided by the figure of the job that records nothing, turn by turn: the median, and
 below which value the median is with a probability of 95 %, as the order of the ratios tells.
 
@@ -134,10 +134,11 @@ def measure(way: str, size: str, turns: int, asks: int, folder: Path) -> None:
         port = free_ports(WORKERS + 2)
         with contextlib.ExitStack() as jobs:
             started = {}
-            for name, settings in kinds.items():
+            names = list(kinds)
+            for name in names[number % len(names) :] + names[: number % len(names)]:
                 bind = port if name == "asked" else None
                 place = folder / f"{number}-{name}"
-                started[name] = jobs.enter_context(Job(place, "cost", SIZES[size], WORKERS, 1, way, settings, bind))
+                started[name] = jobs.enter_context(Job(place, "cost", SIZES[size], WORKERS, 1, way, kinds[name], bind))
             for job in started.values():
                 for worker in job.workers:
                     worker.hear("is_there", job.until)

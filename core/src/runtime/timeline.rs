@@ -62,16 +62,16 @@ impl Writer {
             cause: error.to_string(),
         })?;
         let (until, ends) = bounded(0);
-        let (source, lost) = (Arc::clone(&waiting), counts.lost.clone());
-        let thread = OwnThread::start("gl-timeline", move || file.fill(&source, &lost, &ends))?;
+        let (source, taken) = (Arc::clone(&waiting), counts.clone());
+        let thread = OwnThread::start("gl-timeline", move || file.fill(&source, &taken, &ends))?;
         Ok(Self { waiting, counts, threads: Mutex::default(), until: Some(until), thread })
     }
 
     /// Has an event written, unless so many wait that there is no room; whether there was. Never waits for the file.
     pub fn send(&self, event: Event) -> bool {
         let has_room = self.waiting.add(event);
-        self.counts.events.add(Sink::Timeline, 1);
         if !has_room {
+            self.counts.events.add(Sink::Timeline, 1);
             self.counts.lost.add(Sink::Timeline, 1);
         }
         has_room

@@ -11,13 +11,15 @@ use crate::local::sync::{AtomicU64, Ordering};
 /// middle.
 ///
 /// An operation lies near the place that its [`OpenOperation::place`] says, modulo the size: in one of [`PROBES`] places of a small part of the
-/// table, or, if those are taken, of the rest. So a job that has few open operations at once uses little of the processor's caches. An operation
-/// that finds no place is left out, and counted.
+/// table, or, if those are taken, of the rest. So a job that has few open operations at once uses little of the processor's caches, and looks
+/// nowhere else for one that has ended. An operation that finds no place is left out, and counted.
 #[derive(Debug)]
 pub struct OpenTable<O> {
     /// Both have a power of two of them, or none.
     small: Box<[Place]>,
     large: Box<[Place]>,
+    /// How many operations the large part has.
+    in_large: AtomicU64,
     left_out: AtomicU64,
     operations: PhantomData<fn() -> O>,
 }
@@ -36,7 +38,7 @@ pub trait OpenOperation: Copy {
     /// Where it lies if that place is free. Operations that are open at the same time should have different places.
     fn place(id: Self::Id) -> u64;
 
-    /// It in words, of which at least one is not 0.
+    /// It in words, of which the first is not 0.
     fn to_words(self) -> [u64; WORDS];
 
     /// That of words; `None` for words that are none, such as zeros.
@@ -53,23 +55,32 @@ impl<O: OpenOperation> OpenTable<O> {
     pub fn new(operations: u32) -> Self {
         let large = if operations == 0 { 0 } else { places_of(operations).next_power_of_two().max(PROBES) };
         let places = |count| std::iter::repeat_with(Place::default).take(count).collect();
-        let (small, large) = (places(large / SMALL), places(large));
-        Self { small, large, left_out: AtomicU64::new(0), operations: PhantomData }
+        Self {
+            small: places(large / SMALL),
+            large: places(large),
+            in_large: AtomicU64::new(0),
+            left_out: AtomicU64::new(0),
+            operations: PhantomData,
+        }
     }
 
     /// An operation begins.
     pub fn begin(&self, open: O) {
-        match self.near(open.id()).find(|place| read_alone::<O>(place).is_none()) {
-            Some(place) => write(place, open.to_words()),
-            None => {
-                self.left_out.fetch_add(1, Ordering::Relaxed);
-            }
+        let first = O::place(open.id());
+        let free = |places| near(places, first).find(|place| place[0].has_zeros_alone());
+        if let Some(place) = free(&self.small) {
+            write(place, open.to_words());
+        } else if let Some(place) = free(&self.large) {
+            write(place, open.to_words());
+            self.in_large.fetch_add(1, Ordering::Relaxed);
+        } else {
+            self.left_out.fetch_add(1, Ordering::Relaxed);
         }
     }
 
     /// Changes what is known of an operation. Does nothing if it was left out.
     pub fn change(&self, id: O::Id, change: impl FnOnce(&mut O)) {
-        if let Some((place, mut open)) = self.find(id) {
+        if let Some(Found { place, mut open, .. }) = self.find(id) {
             change(&mut open);
             write(place, open.to_words());
         }
@@ -77,8 +88,9 @@ impl<O: OpenOperation> OpenTable<O> {
 
     /// An operation has ended.
     pub fn end(&self, id: O::Id) {
-        if let Some((place, _)) = self.find(id) {
+        if let Some(Found { place, is_in_large, .. }) = self.find(id) {
             write(place, [0; WORDS]);
+            self.in_large.fetch_sub(is_in_large.into(), Ordering::Relaxed);
         }
     }
 
@@ -89,20 +101,29 @@ impl<O: OpenOperation> OpenTable<O> {
         (open, self.left_out.load(Ordering::Relaxed))
     }
 
-    fn find(&self, id: O::Id) -> Option<(&Place, O)> {
-        let of_place = |place| read_alone(place).filter(|open: &O| open.id() == id).map(|open| (place, open));
-        self.near(id).find_map(of_place)
-    }
-
-    /// The places where an operation may lie.
-    fn near(&self, id: O::Id) -> impl Iterator<Item = &Place> {
+    fn find(&self, id: O::Id) -> Option<Found<'_, O>> {
         let first = O::place(id);
-        [&self.small, &self.large].into_iter().flat_map(move |places| {
-            let mask = (places.len() as u64).wrapping_sub(1);
-            let at = move |probe: usize| usize::try_from(first.wrapping_add(probe as u64) & mask).expect("an index");
-            (0..PROBES.min(places.len())).map(move |probe| &places[at(probe)])
-        })
+        let found = |places, is_in_large| {
+            let is_it = |place| read_alone(place).filter(|open: &O| open.id() == id).map(|open| (place, open));
+            near(places, first).find_map(is_it).map(|(place, open)| Found { place, open, is_in_large })
+        };
+        let in_large = || (self.in_large.load(Ordering::Relaxed) > 0).then(|| found(&self.large, true)).flatten();
+        found(&self.small, false).or_else(in_large)
     }
+}
+
+/// Where an operation lies.
+struct Found<'a, O> {
+    place: &'a Place,
+    open: O,
+    is_in_large: bool,
+}
+
+/// The places of a part in which an operation may lie.
+fn near(places: &[Place], first: u64) -> impl Iterator<Item = &Place> {
+    let mask = (places.len() as u64).wrapping_sub(1);
+    let at = move |probe: usize| usize::try_from(first.wrapping_add(probe as u64) & mask).expect("an index");
+    (0..PROBES.min(places.len())).map(move |probe| &places[at(probe)])
 }
 
 fn write(place: &Place, words: [u64; WORDS]) {
@@ -111,7 +132,7 @@ fn write(place: &Place, words: [u64; WORDS]) {
 
 /// What lies there, for the thread that writes.
 fn read_alone<O: OpenOperation>(place: &Place) -> Option<O> {
-    O::of_words(place[0].read_alone())
+    if place[0].has_zeros_alone() { None } else { O::of_words(place[0].read_alone()) }
 }
 
 fn read<O: OpenOperation>(place: &Place) -> Option<O> {
@@ -131,7 +152,7 @@ fn read<O: OpenOperation>(place: &Place) -> Option<O> {
 /// The operations of a recorder that may be open at once, in 2 MiB.
 const OPERATIONS: u32 = 16 << 10;
 /// How much smaller the small part is.
-const SMALL: usize = 64;
+const SMALL: usize = 256;
 /// The places of each part in which an operation may lie.
 const PROBES: usize = 8;
 /// How often a reader looks for a copy that is whole. It fails only if the writer changes the same operation as often meanwhile.
@@ -190,8 +211,8 @@ mod tests {
 
     #[test]
     fn operations_lie_in_the_small_part_while_they_are_few() {
-        let table = OpenTable::new(1024);
-        assert_eq!((table.small.len(), table.large.len()), (16, 1024));
+        let table = OpenTable::new(4096);
+        assert_eq!((table.small.len(), table.large.len()), (16, 4096));
         let in_small = || table.small.iter().filter(|place| read::<Known>(place).is_some()).count();
         for id in 0..10_000 {
             table.begin(Known(id, 0));
@@ -201,8 +222,9 @@ mod tests {
         }
         (0..1024).for_each(|id| table.begin(Known(id, 0)));
         assert_eq!((in_small(), table.read().0.len()), (16, 1024));
+        assert_eq!(table.in_large.load(Ordering::Relaxed), 1008);
         (0..1024).for_each(|id| table.end(id));
-        assert_eq!(table.read(), (vec![], 0));
+        assert_eq!((table.read(), table.in_large.load(Ordering::Relaxed)), ((vec![], 0), 0));
     }
 
     #[test]

@@ -45,6 +45,11 @@ impl Slot {
         self.words.each_ref().map(|word| word.load(Ordering::Relaxed))
     }
 
+    /// Whether the first word there is 0, for the only thread that writes.
+    pub(super) fn has_zeros_alone(&self) -> bool {
+        self.words[0].load(Ordering::Relaxed) == 0
+    }
+
     fn fill(&self, stamp: u64, words: [u64; WORDS]) {
         for (word, value) in self.words.iter().zip(words) {
             word.store(value, Ordering::Release);

@@ -14,7 +14,7 @@ use super::event::{Event, Note, Subject, Times};
 use super::lines::{Lines, escaped, micros, number, part, text};
 use super::owner::{Clocks, Owner};
 use super::waiting::Waiting;
-use crate::metrics::{BySink, Sink};
+use crate::metrics::{Sink, TraceCounts};
 use crate::runtime::{JobTime, WallReading, process};
 use crate::types::Time;
 
@@ -61,12 +61,13 @@ impl TimelineFile {
         Ok(timeline)
     }
 
-    /// Writes what waits until the other end of `ends` is gone, and then completes the file. What finds no room in it is counted in `lost`.
-    pub(super) fn fill(mut self, waiting: &Waiting, lost: &BySink, ends: &Receiver<()>) {
+    /// Writes what waits until the other end of `ends` is gone, and then completes the file. Counts what it takes, and what finds no room.
+    pub(super) fn fill(mut self, waiting: &Waiting, counts: &TraceCounts, ends: &Receiver<()>) {
         let (mut events, mut counted) = (Vec::new(), 0);
         loop {
             let is_over = ends.recv_timeout(TAKES) == Err(RecvTimeoutError::Disconnected);
             events = waiting.take(events);
+            counts.events.add(Sink::Timeline, events.len() as u64);
             for event in events.drain(..) {
                 self.event(event);
                 if self.lines.text.len() >= TEXT_BYTES {
@@ -77,7 +78,7 @@ impl TimelineFile {
                 self.reading();
             }
             self.write();
-            lost.add(Sink::Timeline, self.lines.lost - counted);
+            counts.lost.add(Sink::Timeline, self.lines.lost - counted);
             counted = self.lines.lost;
             if is_over {
                 break;
