@@ -23,10 +23,11 @@ from processes import Running, free_port, over
 EXAMPLE = Path(__file__).parents[2] / "examples" / "observability"
 PATIENCE = 60.0
 TRAIN = """
-import sys
+import os, sys
 from pathlib import Path
 import gradlane, numpy as np
 
+os.environ["GRADLANE_MACHINE"] = "ab"[int(os.environ["GRADLANE_RANK"]) // 2]  # two machines of two workers
 gradlane.init()
 ends = np.zeros(1, np.float32)
 while not ends[0]:
@@ -97,14 +98,14 @@ def main() -> int:
         config = (EXAMPLE / "prometheus.yml").read_text()
         config = config.replace("127.0.0.1:9400", f"127.0.0.1:{metrics}").replace("scrape_interval: 5s", "scrape_interval: 1s")
         (place / "prometheus.yml").write_text(config)
-        run = [sys.executable, "-m", "gradlane", "run", "-n", "2", "-s", "2", "--metrics-bind", f"127.0.0.1:{metrics}", "--"]
+        run = [sys.executable, "-m", "gradlane", "run", "-n", "4", "-s", "2", "--metrics-bind", f"127.0.0.1:{metrics}", "--"]
         scrape = ["prometheus", f"--config.file={place / 'prometheus.yml'}", f"--storage.tsdb.path={place / 'data'}"]
         scrape += [f"--web.listen-address=127.0.0.1:{ports}"]
-        env = over("quic") | {"GRADLANE_STATE_DIR": str(place / "state")}
+        env = over("quic") | {"GRADLANE_STATE_DIR": str(place / "state"), "GRADLANE_LOCAL_REDUCE": "auto"}
         with Running([*run, sys.executable, "-c", TRAIN, str(stop)], env=env) as job, Running(scrape, env={}) as scraper:
             prometheus = Prometheus(ports)
             eventually("rates of all members", lambda: answers(prometheus, "rate(gradlane_server_last_total[10s])"))
-            eventually("the coordinator", lambda: answers(prometheus, "gradlane_coordinator_running"))
+            eventually("rates of the coordinator", lambda: answers(prometheus, "rate(gradlane_coordinator_stalls_total[10s])"))
             problems, silent = prometheus.problems(), []
             for expression in expressions(board):
                 asked = expression.replace("$job", "gradlane").replace("$__rate_interval", "10s")
