@@ -36,6 +36,8 @@ SECONDS = 9
 """For so long a job runs before it is looked at, because everything is compared over time."""
 PATIENCE = 60.0
 GRADLANE = [sys.executable, "-m", "gradlane"]
+TESTED_SERVER = [str(ROOT / "target" / "debug" / "gradlane-server")]
+"""A server with what tests plant in it. The package that is installed may be a release, which has nothing of it."""
 LINK, SLOW_LINK = "200mbit", "20mbit"
 
 TRAIN = """
@@ -202,9 +204,9 @@ class Job:
         self._coordinator = self._start(None, [*GRADLANE, *roles], {})
         self._servers = []
         for index in range(SERVERS):
-            env = join | (experiment.server_env if index == VICTIM else {})
-            command = [*GRADLANE, "server", "-o", f"server_index={index}"]
-            self._servers.append(self._start(workers + index, command, env))
+            planted = experiment.server_env if index == VICTIM else {}
+            command = [*(TESTED_SERVER if planted else GRADLANE), "server", "-o", f"server_index={index}"]
+            self._servers.append(self._start(workers + index, command, join | planted))
         self.stop = folder / "stop"
         arguments = [json.dumps(dict(experiment.fault)), str(self.stop), str(experiment.elements), str(VICTIM)]
         train = [sys.executable, "-c", TRAIN, *arguments, str(Path(__file__).parent)]
