@@ -7,21 +7,32 @@ use gradlane_core::{Error, Result};
 
 use crate::exit;
 
-/// When the coordinator was asked first of the times that it has not answered. Nothing if it has answered the last time.
+/// Since when the coordinator has not answered, and what to say of that. Empty if it has answered the last time.
 #[derive(Default)]
-pub(super) struct Silence(Option<Time>);
+pub(super) struct Silence {
+    /// When it was asked first of those times.
+    since: Option<Time>,
+    notice: Option<String>,
+}
 
 impl Silence {
-    /// What to say at `now` after it was asked in vain, before it is asked again.
+    /// What to say of it, if there is anything.
+    pub(super) fn notice(&self) -> Option<&str> {
+        self.notice.as_deref()
+    }
+
+    /// It was asked in vain, which is known at `now`. It is to be asked again.
     ///
     /// # Errors
     /// `error` if to ask again is in vain, or was so for [`PATIENCE`].
-    pub(super) fn after(&mut self, asked: Time, now: Time, error: Error) -> Result<String> {
-        let silent = now.since(*self.0.get_or_insert(asked));
+    pub(super) fn after(&mut self, asked: Time, now: Time, error: Error) -> Result<()> {
+        let silent = now.since(*self.since.get_or_insert(asked));
         if exit::code(&error) != exit::TEMPORARY || silent >= PATIENCE {
             return Err(error);
         }
-        Ok(format!("the coordinator has not answered for {} s; this is what it said last", silent.as_secs()))
+        let seconds = silent.as_secs();
+        self.notice = Some(format!("the coordinator has not answered for {seconds} s; this is what it said last"));
+        Ok(())
     }
 }
 
@@ -39,7 +50,10 @@ mod tests {
         let auth = || Error::Auth { problem: "it belongs to another job".to_owned(), hint: String::new() };
         let at = |seconds: u64| Time::ZERO + Duration::from_secs(seconds);
         let mut silence = Silence::default();
-        let mut after = |seconds: u64, error| silence.after(at(95 + seconds), at(100 + seconds), error);
+        let mut after = |seconds: u64, error| {
+            silence.after(at(95 + seconds), at(100 + seconds), error)?;
+            Ok(silence.notice().unwrap_or_default().to_owned())
+        };
         let says = |text: &str| Ok(format!("the coordinator has not answered for {text}; this is what it said last"));
         for (seconds, error, expected) in [
             (0, timeout(), says("5 s")),

@@ -94,30 +94,27 @@ pub(super) fn exit_code(answers: &[Answer]) -> i32 {
 pub(super) fn watch(config: &Config, every: Duration, show: impl Fn(&[Answer]) -> Result<i32>) -> Result<i32> {
     let clock = Clock::start();
     let mut answers = ask(config)?;
-    let (mut silence, mut notice) = (Silence::default(), None);
+    let mut silence = Silence::default();
     loop {
         let is_terminal = screen::columns().is_some();
         if is_terminal {
             screen::clear();
         }
         // Who reads a pipe gets each state once.
-        if is_terminal || notice.is_none() {
+        if is_terminal || silence.notice().is_none() {
             show(&answers)?;
         }
-        notice.iter().for_each(exit::complain);
+        silence.notice().iter().for_each(exit::complain);
         crossbeam_channel::after(every).recv().expect("a timer fires");
         let asked = clock.now();
-        notice = match ask(config) {
-            Ok(newer) => {
-                (answers, silence) = (newer, Silence::default());
-                None
-            }
+        match ask(config) {
+            Ok(newer) => (answers, silence) = (newer, Silence::default()),
             Err(error) if has_ended(&answers) || nobody_leads(config) => {
                 tracing::info!(%error, "no job is left to watch");
                 return Ok(exit::SUCCESS);
             }
-            Err(error) => Some(silence.after(asked, clock.now(), error)?),
-        };
+            Err(error) => silence.after(asked, clock.now(), error)?,
+        }
     }
 }
 

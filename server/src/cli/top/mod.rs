@@ -54,12 +54,12 @@ pub(super) fn show(settings: &Settings) -> Result<i32> {
     };
     let mut before = None;
     let (mut order, mut all_tensors, mut is_paused, mut note) = (Order::Late, false, false, None);
-    let (mut silence, mut notice) = (Silence::default(), None);
+    let mut silence = Silence::default();
     let mut is_recorded = false;
     screen::clear();
     loop {
-        let (size, note_shown, notice_shown) = (screen::size(), note.as_deref(), notice.as_deref());
-        let screen = Screen { size, order, all_tensors, is_paused, note: note_shown, notice: notice_shown };
+        let (size, note_shown, notice) = (screen::size(), note.as_deref(), silence.notice());
+        let screen = Screen { size, order, all_tensors, is_paused, note: note_shown, notice };
         screen::draw(&render(&Look::of(before.as_ref(), &now), screen));
         let happened = wait(&keys.pressed, &interrupts, is_paused, size);
         let asked = asker.now();
@@ -76,16 +76,16 @@ pub(super) fn show(settings: &Settings) -> Result<i32> {
             Happened::Key(_) | Happened::Resized => {}
             Happened::Signal(code) => return Ok(code),
             // Keys are not read meanwhile, so a coordinator that is known to be silent has less time.
-            Happened::Tick => match asker.read(if notice.is_some() { AGAIN } else { PATIENCE }) {
+            Happened::Tick => match asker.read(if silence.notice().is_some() { AGAIN } else { PATIENCE }) {
                 Ok(next) => {
                     before = Some(std::mem::replace(&mut now, next));
-                    (silence, notice) = (Silence::default(), None);
+                    silence = Silence::default();
                 }
                 Err(error) if is_over(&now.status.view.phase) || asker.nobody_leads() => {
                     tracing::info!(%error, "no job is left to watch");
                     return Ok(exit::SUCCESS);
                 }
-                Err(error) => notice = Some(silence.after(asked, asker.now(), error)?),
+                Err(error) => silence.after(asked, asker.now(), error)?,
             },
         }
     }
